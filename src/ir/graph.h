@@ -1,0 +1,210 @@
+/* graph.h - the op graph: a model as traced once, symbolic in the batch size.
+ *
+ * Filled while the script's model function runs, then cut into chunks (graph_cut) and read-only.
+ * Arrays, one record a thing, referring to each other by index; index 0 is "none" everywhere.
+ * A pointer into an array is good until the next graph_add_*. Owner: the caller of graph_new.
+ * Not thread-safe while it is filled. */
+#ifndef PIPER_IR_GRAPH_H
+#define PIPER_IR_GRAPH_H
+
+#include "base/arena.h"
+#include "base/dtype.h"
+#include "base/err.h"
+#include "base/intern.h"
+#include "base/kernel.h"
+#include "base/vec.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct { uint32_t i; } ValueId;
+typedef struct { uint32_t i; } OpId;
+typedef struct { uint32_t i; } ParamId;
+typedef struct { uint32_t i; } ChunkId;
+
+/* ---- shapes ---------------------------------------------------------------------------------- */
+
+typedef enum AxisName {
+  AXIS_ANON, AXIS_BATCH, AXIS_SEQUENCE, AXIS_FEATURE, AXIS_CLASS, AXIS_EXPERT, AXIS_HEAD
+} AxisName;
+
+/* Row-major. When 'batched', axis 0 is batch * dim[0]; every other dim is a plain number. */
+typedef struct Shape {
+  uint8_t rank;
+  bool batched;
+  uint8_t axis[SHAPE_MAX_RANK]; /* AxisName */
+  int64_t dim[SHAPE_MAX_RANK];  /* >= 1 */
+} Shape;
+
+/* How a value relates to the batch; also its layout over the devices of a node (design 4.1):
+ * split(batch), replicate, partial(sum). */
+typedef enum BatchKind {
+  BATCH_SPLIT,       /* axis 0 is the batch */
+  BATCH_INDEPENDENT, /* the same for all samples: computed from parameters and constants only */
+  BATCH_PARTIAL,     /* a sum over samples; only linear ops may follow on the way to the loss */
+} BatchKind;
+
+void shape_text(const Shape *s, char *buf, size_t n);               /* "[batch*2, 128, 96]" */
+int64_t shape_elements(const Shape *s, int64_t samples);            /* < 0: overflows */
+/* Elements for each sample (batched) or in all (not batched). */
+int64_t shape_elements_per_sample(const Shape *s);
+
+/* ---- records --------------------------------------------------------------------------------- */
+
+typedef enum ValueKind { VALUE_INPUT, VALUE_PARAM, VALUE_OP } ValueKind;
+
+typedef struct Value {
+  ValueKind kind;
+  BatchKind batch;
+  DType dtype;      /* DT_FLOAT or DT_I32 */
+  Shape shape;
+  OpId op;          /* VALUE_OP: who computes it */
+  ParamId param;    /* VALUE_PARAM */
+  uint32_t input;   /* VALUE_INPUT: index into inputs */
+  bool needs_grad;  /* set by graph_cut: depends on a parameter that is trained, and a loss on it */
+} Value;
+
+typedef struct Op {
+  OpKind kind;
+  ValueId in[3];    /* 0: absent */
+  ValueId out;
+  OpAttrs attrs;
+  bool per_element_mean; /* MEAN, MSE, CROSS_ENTROPY: attrs.d[0] = divisor_per_sample * batch,
+                            or divisor_per_sample itself where the operand is not batched */
+  double divisor_per_sample;
+  uint32_t scope;   /* tag set (graph_scope_*) */
+  uint32_t line;    /* interned "file:line" of the script */
+  uint32_t name;    /* interned: the user's name ("head"), 0: none */
+  ChunkId chunk;    /* set by graph_cut */
+} Op;
+
+typedef enum InitKind { INIT_CONSTANT, INIT_NORMAL, INIT_UNIFORM, INIT_VALUES } InitKind;
+
+typedef struct Param {
+  uint32_t name;    /* interned, unique */
+  Shape shape;      /* never batched */
+  InitKind init;
+  double init_arg;        /* constant, deviation, or half width */
+  const double *values;   /* INIT_VALUES: one an element (graph's arena) */
+  bool frozen;
+  bool reached;     /* set by graph_cut: gets a gradient */
+  ValueId value;
+  uint32_t line;
+} Param;
+
+typedef struct Input {
+  uint32_t name;
+  ValueId value;
+  uint32_t line;
+  /* Set by graph_cut for i32 inputs: ids run from 0 to limit - 1 (smallest vocabulary or number
+   * of classes among their consumers); 0: no consumer says. */
+  int64_t limit;
+} Input;
+
+typedef struct Loss {
+  ValueId value;    /* scalar, BATCH_PARTIAL */
+  uint32_t line;
+} Loss;
+
+/* One entry (tag, index) of a tag set. */
+typedef struct Tag {
+  uint32_t tag;     /* interned name */
+  int32_t index;
+} Tag;
+
+/* A maximal run of ops, in trace order, inside the same scopes. */
+typedef struct Chunk {
+  uint32_t first_op, end_op;    /* OpId range [first, end) */
+  uint32_t scope;               /* tag set */
+  uint32_t line;                /* of its first op */
+  uint32_t in_first, n_in;      /* graph->chunk_values: values it reads that others compute,
+                                   and inputs; ascending, each once */
+  uint32_t out_first, n_out;    /* values of it that other chunks read; ascending */
+  uint32_t param_first, n_params; /* graph->chunk_params: parameters it reads; ascending */
+  bool has_backward;            /* some value or parameter of it takes a gradient */
+  bool has_loss;
+} Chunk;
+
+typedef VEC(Value) ValueVec;
+typedef VEC(Op) OpVec;
+typedef VEC(Param) ParamVec;
+typedef VEC(Input) InputVec;
+typedef VEC(Loss) LossVec;
+typedef VEC(Chunk) ChunkVec;
+typedef VEC(uint32_t) U32Vec;
+
+typedef struct Graph {
+  Arena *arena;
+  Intern *names;      /* names of params, inputs, tags; script lines */
+  uint32_t name;
+  ValueVec values;    /* element 0 of each is unused */
+  OpVec ops;
+  ParamVec params;
+  InputVec inputs;
+  LossVec losses;     /* element 0 unused as well */
+  ChunkVec chunks;    /* after graph_cut */
+  U32Vec chunk_values, chunk_params;
+  VEC(uint32_t) scope_first; /* tag set s: scope_tags[scope_first[s] .. scope_first[s+1]) */
+  VEC(Tag) scope_tags;       /* sorted by tag within a set; set 0 is empty */
+  U32Vec open_tags;          /* while tracing: the scopes entered now, outermost first ... */
+  VEC(int32_t) open_indices;
+  VEC(int32_t) tag_entries;  /* by interned tag id: times entered so far */
+  bool cut;
+} Graph;
+
+Graph *graph_new(const char *name); /* NULL: out of memory */
+void graph_free(Graph *g);          /* NULL is fine */
+
+/* ---- tracing; each checks everything and leaves the graph unchanged on an error --------------- */
+
+/* Messages carry no position; the caller knows the script line and passes it, interned, as 'line'
+ * so that faults found later can name it. */
+PiperStatus graph_add_input(Graph *g, const char *name, const Shape *shape, DType dtype,
+                            uint32_t line, ValueId *out, PiperErr *err);
+typedef struct ParamSpec {
+  const char *name;
+  Shape shape;
+  InitKind init;
+  double init_arg;
+  const double *values; /* copied */
+} ParamSpec;
+/* The same name again, with the same shape, is the same parameter (tied; its first init stays). */
+PiperStatus graph_add_param(Graph *g, const ParamSpec *spec, uint32_t line, ValueId *out,
+                            PiperErr *err);
+typedef struct OpSpec {
+  OpKind kind;
+  ValueId in[3];
+  OpAttrs attrs;
+  const Shape *reshape_to;  /* RESHAPE */
+  const char *name;         /* the user's name or NULL */
+} OpSpec;
+/* Checks dtypes, shapes and what the op does to the batch axis (ir/op_rules.c). */
+PiperStatus graph_add_op(Graph *g, const OpSpec *spec, uint32_t line, ValueId *out, PiperErr *err);
+/* 'value' must be a scalar that sums over samples or (then entered once) does not depend on them. */
+PiperStatus graph_add_loss(Graph *g, ValueId value, uint32_t line, PiperErr *err);
+/* Enter a scope: the tag's next index (0, 1, ...). A tag inside itself is an error. */
+PiperStatus graph_enter(Graph *g, const char *tag, PiperErr *err);
+PiperStatus graph_leave(Graph *g, const char *tag, PiperErr *err); /* scopes close in reverse order */
+
+/* ---- after tracing ----------------------------------------------------------------------------- */
+
+/* Checks the whole (a loss, closed scopes, an input in use), finds which values need gradients, and
+ * cuts the ops into chunks. Once. */
+PiperStatus graph_cut(Graph *g, PiperErr *err);
+
+static inline Value *graph_value(const Graph *g, ValueId v) { return &g->values.at[v.i]; }
+static inline Op *graph_op(const Graph *g, OpId o) { return &g->ops.at[o.i]; }
+static inline Param *graph_param(const Graph *g, ParamId p) { return &g->params.at[p.i]; }
+static inline Chunk *graph_chunk(const Graph *g, ChunkId c) { return &g->chunks.at[c.i]; }
+static inline uint32_t graph_n_chunks(const Graph *g) { return (uint32_t)g->chunks.n - 1; }
+static inline const char *graph_name(const Graph *g, uint32_t id) { return intern_text(g->names, id); }
+
+/* Index of 'tag' in a tag set; -1: the set is outside every scope of it. */
+int32_t graph_scope_index(const Graph *g, uint32_t scope, uint32_t tag);
+
+/* flops (2 a multiply-add) and bytes moved of one part of an op on 'samples' samples. */
+typedef struct OpCost { double flops, bytes; } OpCost;
+OpCost graph_op_cost(const Graph *g, OpId op, KernelPart part, int wrt, int64_t samples,
+                     size_t float_bytes);
+
+#endif
