@@ -1,0 +1,20 @@
+/* topo.h - derived facts of a DAG, always computed afresh. */
+#ifndef PIPER_IR_TOPO_H
+#define PIPER_IR_TOPO_H
+
+#include "ir/dag.h"
+
+/* Successor and predecessor lists in compressed form: the edges of node i leaving it are
+ * out_edge[out_first[i]] .. out_edge[out_first[i+1] - 1], ascending by edge id. */
+typedef struct Adjacency {
+  uint32_t *out_first, *out_edge, *in_first, *in_edge;
+} Adjacency;
+PiperStatus adjacency_new(const Dag *d, Adjacency *out, PiperErr *err);
+void adjacency_free(Adjacency *a);
+
+/* One topological order, smallest ready id first. 'order' has room for d->n entries; *n is how many
+ * were written. When there is a cycle: PIPER_EUSER with the cycle printed, label by label, with the
+ * script lines of its temporal edges. */
+PiperStatus topo_order(const Dag *d, const Adjacency *a, uint32_t *order, uint32_t *n, PiperErr *err);
+
+#endif

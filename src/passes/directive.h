@@ -1,0 +1,41 @@
+/* directive.h - one directive of a strategy, as the script wrote it. */
+#ifndef PIPER_PASSES_DIRECTIVE_H
+#define PIPER_PASSES_DIRECTIVE_H
+
+#include "ir/filter.h"
+
+typedef enum DirectiveKind {
+  DIRECTIVE_PLACE, DIRECTIVE_REPLICATE, DIRECTIVE_SPLIT, DIRECTIVE_ORDER
+} DirectiveKind;
+
+/* Members of a group may overlap with one another; the next group waits for all of them. */
+typedef struct OrderGroup {
+  const Filter *members;
+  uint32_t n_members;
+} OrderGroup;
+
+typedef struct Directive {
+  DirectiveKind kind;
+  const char *line;       /* "train.lua:12" */
+  Filter filter;          /* place, replicate, split */
+  const int32_t *devices; /* place, replicate */
+  uint32_t n_devices;
+  const char *stream;     /* place: of the transfers that leave; NULL: "pp_stream" */
+  const char *reduce_stream; /* replicate; NULL: "dp_stream" */
+  int64_t bucket_bytes;   /* replicate; > 0 */
+  const char *dim_name;   /* split */
+  int64_t num_microbatches;
+  const OrderGroup *groups; /* order */
+  uint32_t n_groups;
+  uint32_t schedule;      /* order, split: the list given to one s:add call (1, 2, ...); 0: alone.
+                             A list with a split and orders is a schedule, and has to name every
+                             action of the stages it orders exactly once */
+  uint32_t rank_in_schedule; /* order: index of its rank in messages ("rank 1, column 5") */
+} Directive;
+
+typedef struct Strategy {
+  const Directive *at;
+  uint32_t n;
+} Strategy;
+
+#endif

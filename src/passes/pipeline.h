@@ -1,0 +1,20 @@
+/* pipeline.h - the passes in the order of design section 2, each with a table row. */
+#ifndef PIPER_PASSES_PIPELINE_H
+#define PIPER_PASSES_PIPELINE_H
+
+#include "passes/directive.h"
+
+typedef struct PassOptions {
+  size_t float_bytes;     /* 4 or 8: bucket_bytes count these */
+  bool verify;            /* dag_verify after each pass */
+  const char *dump_after; /* name of a pass after which the DAG's text goes to *dump; NULL: none */
+  char **dump;            /* malloc'ed, the caller's */
+} PassOptions;
+
+/* build: one F and one B for each chunk, its buckets, a NORM and an UPDATE for each trained bucket,
+ * the ALL_REDUCE of the metrics. Then split, split_backward, place (+ transfers), replicate
+ * (+ reductions), order. Messages start with the directive's "file:line: directive: ". */
+PiperStatus passes_run(const Graph *g, int64_t batch, const Strategy *s, const PassOptions *opt,
+                       Dag **out, PiperErr *err);
+
+#endif
