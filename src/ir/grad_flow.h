@@ -1,0 +1,13 @@
+/* grad_flow.h - where gradients flow: the one definition that the passes (which edges exist) and the
+ * programs (which kernel calls exist) share. After graph_cut. */
+#ifndef PIPER_IR_GRAD_FLOW_H
+#define PIPER_IR_GRAD_FLOW_H
+
+#include "ir/graph.h"
+
+/* The gradient of op's output contributes to the gradient of its operand 'wrt'. */
+bool op_grad_flows(const Graph *g, const Op *op, int wrt);
+/* Some op of chunk c contributes to the gradient of value v (a parameter's value included). */
+bool chunk_grad_flows(const Graph *g, ChunkId c, ValueId v);
+
+#endif
