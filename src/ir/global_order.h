@@ -1,0 +1,26 @@
+/* global_order.h - one topological order of the whole DAG by list scheduling (design 4.3). */
+#ifndef PIPER_IR_GLOBAL_ORDER_H
+#define PIPER_IR_GLOBAL_ORDER_H
+
+#include "ir/dag.h"
+
+typedef enum OrderRule {
+  ORDER_BEST,          /* both are tried, the one with the shorter virtual time is kept */
+  ORDER_CRITICAL_PATH, /* longest remaining path first; ready backward before forward on a tie */
+  ORDER_DOWNSTREAM,    /* most downstream nodes first (the paper's rule) */
+} OrderRule;
+
+typedef struct GlobalOrder {
+  uint32_t *order;     /* malloc'ed: n NodeIds */
+  uint32_t n;
+  OrderRule rule;      /* the one kept */
+  double seconds[3];   /* virtual step time by rule; 0 where not tried */
+} GlobalOrder;
+
+/* seconds[i]: cost of node i. Each (rank, stream channel) runs one node at a time; a collective
+ * occupies its stream on all its ranks, a transfer its channel on both sides. Without 'order'
+ * directives a ready backward goes before any forward on the same device. Cycle: PIPER_EUSER. */
+PiperStatus global_order(const Dag *d, const double *seconds, OrderRule rule, GlobalOrder *out,
+                         PiperErr *err);
+
+#endif

@@ -1,0 +1,123 @@
+/* plan.h - the plan: what the compiler hands to the runtime, the simulator and the verifier.
+ *
+ * For each rank a list of instructions in the global order; each belongs to one stream (an in-order
+ * queue) of that rank and waits for some earlier instructions of other streams of the same rank.
+ * Ranks meet only in communication: the k-th SEND from a to b on a channel is received by the k-th
+ * RECV of b from a on the channel of the same name; the members of a collective meet in order on
+ * its communicator (stream name, ordered rank list).
+ *
+ * Every buffer has an offset in its rank's arena; the arena's size is the rank's peak memory. */
+#ifndef PIPER_PLAN_PLAN_H
+#define PIPER_PLAN_PLAN_H
+
+#include "ir/program.h"
+
+typedef enum InstrKind { INSTR_RUN, INSTR_SEND, INSTR_RECV, INSTR_ALL_REDUCE } InstrKind;
+
+typedef enum MemCategory {
+  MEM_PARAMS, MEM_GRADS, MEM_OPTIMIZER, MEM_ACTIVATIONS, MEM_COMM, MEM_WORKSPACE, MEM_COUNT
+} MemCategory;
+extern const char *const MEM_NAME[MEM_COUNT]; /* "params", "grads", ... */
+
+typedef struct Instr {
+  uint8_t kind;        /* InstrKind */
+  uint8_t dtype;       /* ALL_REDUCE */
+  bool signals;        /* some other instruction of the rank waits for this one */
+  uint32_t node;       /* the DAG node it comes from: label, tags, script line */
+  uint32_t stream;     /* index into RankPlan.streams */
+  uint32_t wait_first, n_waits; /* RankPlan.waits: earlier instructions of other streams */
+  /* RUN */
+  uint32_t program;    /* id in Plan.programs */
+  uint32_t bind_first; /* RankPlan.bind_offset/bind_first: one entry for each binding of the program */
+  int64_t sample_lo;
+  /* SEND, RECV: arena bytes [offset, offset + bytes); peer rank. ALL_REDUCE: in place, devset 'group' */
+  uint64_t offset, bytes;
+  int32_t peer;
+  uint32_t group;
+  uint32_t access_first, n_accesses; /* RankPlan.accesses */
+} Instr;
+
+/* Which bytes of which buffer an instruction touches (proofs, memory planning, sanitizers). */
+typedef struct Access {
+  uint32_t buffer;
+  bool write;
+  uint64_t lo, hi; /* bytes relative to the buffer */
+} Access;
+
+typedef enum BufferRole {
+  BUFFER_PARAMS, BUFFER_GRADS, BUFFER_STATE, BUFFER_INPUT, BUFFER_VALUE, BUFFER_GRAD, BUFFER_SAVED_I,
+  BUFFER_SAVED_W, BUFFER_KEPT, BUFFER_WORKSPACE, BUFFER_STEP, BUFFER_METRICS
+} BufferRole;
+
+typedef struct Buffer {
+  uint8_t role;        /* BufferRole */
+  uint8_t category;    /* MemCategory */
+  bool whole_step;     /* lives across the step: parameters, gradients, state, inputs, step, metrics */
+  uint32_t id;         /* PARAMS, GRADS, STATE: bucket; INPUT: input index; VALUE, GRAD: TensorId;
+                          SAVED_*, KEPT: chunk */
+  uint32_t slot;       /* STATE */
+  int64_t lo, hi;      /* samples it holds: INPUT, VALUE, GRAD, SAVED_*, KEPT */
+  uint64_t bytes, offset;
+  uint32_t first, last; /* first and last instruction that touches it (index in the rank's list) */
+} Buffer;
+
+typedef enum StreamKind { STREAM_COMPUTE, STREAM_COMM } StreamKind;
+
+typedef struct PlanStream {
+  const char *name;    /* "default_stream", "dp_stream", "pp_stream/F/0>1", "all" when collapsed */
+  StreamKind kind;     /* a COMPUTE stream may also hold communication (when collapsed) */
+} PlanStream;
+
+typedef VEC(Instr) InstrVec;
+typedef VEC(Access) AccessVec;
+typedef VEC(Buffer) BufferVec;
+typedef VEC(PlanStream) PlanStreamVec;
+
+typedef struct RankPlan {
+  int32_t rank;
+  InstrVec instrs;
+  U32Vec waits;
+  VEC(uint64_t) bind_offset; /* arena offset of each binding of each RUN */
+  VEC(uint8_t) bind_first_write; /* parallel: the step's first write to that buffer (gradients, metrics) */
+  AccessVec accesses;
+  BufferVec buffers;
+  PlanStreamVec streams;
+  uint64_t step_offset, metrics_offset; /* StepBlock; f64[n_losses + 1] */
+  uint64_t arena_bytes;      /* peak */
+  uint64_t at_peak[MEM_COUNT]; /* bytes of each category at the instant of the peak; gaps between
+                                  buffers count as workspace; they sum to arena_bytes */
+  uint32_t peak_instr;       /* that instant */
+  uint32_t waits_added;      /* by the memory planner, where nothing implied them */
+} RankPlan;
+
+typedef struct PlanOptions {
+  DType dtype;               /* DT_F32, DT_F64 */
+  OptimizerSpec optimizer;
+  double clip_norm;          /* 0: none */
+  bool single_stream;        /* PIPER_STREAMS=1: all streams of a rank collapse into one queue */
+} PlanOptions;
+
+typedef struct Plan {
+  const Graph *graph;        /* not owned; outlives the plan */
+  Dag *dag;                  /* owned */
+  Programs *programs;        /* owned */
+  PlanOptions options;
+  uint32_t *order;           /* the global order: NodeIds */
+  uint32_t n_order;
+  double predicted_seconds;  /* of the order kept, by the cost model */
+  double predicted_rule[2];  /* critical_path, downstream */
+  const char *order_rule;    /* the one kept */
+  uint32_t world;            /* device set: every rank in use, ascending */
+  uint32_t n_ranks;
+  RankPlan *ranks;           /* in the order of 'world' */
+  Arena *arena;              /* names */
+  uint64_t digest;
+} Plan;
+
+void plan_free(Plan *p); /* NULL is fine */
+const RankPlan *plan_rank(const Plan *p, int32_t rank); /* NULL: not in the plan */
+
+/* A node's own label and "rank 1, 1F3 (train.lua:12)": for messages. */
+void plan_instr_label(const Plan *p, const RankPlan *r, uint32_t instr, char *buf, size_t n);
+
+#endif
