@@ -1,4 +1,7 @@
-/* piper - runs a Lua script with the library "piper" at hand. */
+/* piper - runs Lua scripts with the library "piper" at hand.
+ *
+ * Arguments, one lua_State, one protected call, the exit code. Options, 'arg', messages and exit
+ * codes are those of lua(1), so that what one knows about it holds here. */
 #include "config.h"
 
 #include <lauxlib.h>
@@ -6,41 +9,248 @@
 #include <lualib.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "bind/bind.h"
+#include "repl.h"
+#include "script.h"
 
-static int message_handler(lua_State *L) {
-  const char *msg = lua_tostring(L, 1);
-  luaL_traceback(L, L, msg != NULL ? msg : luaL_tolstring(L, 1, NULL), 1);
-  return 1;
+typedef struct Options {
+  int script; /* index in argv of the script's name; argc: none */
+  bool interactive, show_version, has_chunk, ignore_environment;
+  bool features, help; /* --version, --help: nothing else is done */
+  int first_bad; /* index in argv of an option that is wrong; 0: all fine */
+} Options;
+
+static const char program[] = "piper";
+
+/* ---- options ---- */
+
+static void print_version(void) {
+  fputs("Piper " PACKAGE_VERSION " (" LUA_RELEASE ")\n", stdout);
+  fflush(stdout);
 }
 
-static int run(lua_State *L) {
-  char **argv = lua_touserdata(L, 1);
-  luaL_openlibs(L);
-  bind_open(L, getenv("PIPER_LUA"));
-  lua_newtable(L);
-  for (int i = 0; argv[i] != NULL; i++) {
+static void print_features(void) {
+  print_version();
+  fputs("devices: cpu\ncommunicators: threads\nkernels:"
+#ifdef PIPER_KERNEL_X86
+        " x86-64-v3 x86-64-v4\n"
+#else
+        " generic\n"
+#endif
+        "line editing: libedit\n",
+        stdout);
+}
+
+static const char *const usage =
+    "  -e CHUNK    run the string CHUNK\n"
+    "  -i          enter interactive mode after running the script\n"
+    "  -l MOD      require MOD into global MOD\n"
+    "  -l G=MOD    require MOD into global G\n"
+    "  -v          show the version\n"
+    "  -E          ignore environment variables\n"
+    "  -W          turn warnings on\n"
+    "  --version   show the version and what is compiled in\n"
+    "  --help      show this\n"
+    "  --          stop handling options\n"
+    "  -           stop handling options and run stdin\n"
+    "Without a script: an interactive session on a terminal, otherwise stdin is run.\n"
+    "A script says: local piper = require \"piper\"\n";
+
+static void print_usage(FILE *out) {
+  fprintf(out, "usage: %s [options] [script [args]]\n%s", program, usage);
+  fflush(out);
+}
+
+/* What the options say, without acting on them yet. */
+static Options read_options(int argc, char **argv) {
+  Options o = {.script = argc};
+  for (int i = 1; i < argc; i++) {
+    const char *a = argv[i];
+    if (a[0] != '-' || a[1] == '\0') { /* a script's name, or a lone dash: stdin */
+      o.script = i;
+      return o;
+    }
+    if (strcmp(a, "--") == 0) {
+      o.script = i + 1;
+      return o;
+    }
+    if (strcmp(a, "--version") == 0 || strcmp(a, "--help") == 0) {
+      o.features = a[2] == 'v';
+      o.help = a[2] == 'h';
+      return o;
+    }
+    switch (a[1]) {
+    case 'E':
+      o.ignore_environment = true;
+      break;
+    case 'i':
+      o.interactive = o.show_version = true;
+      break;
+    case 'v':
+      o.show_version = true;
+      break;
+    case 'W':
+      break;
+    case 'e':
+      o.has_chunk = true; /* fall through */
+    case 'l':
+      if (a[2] == '\0' && (++i >= argc || argv[i][0] == '-')) {
+        o.first_bad = i - 1;
+        return o;
+      }
+      continue;
+    default:
+      o.first_bad = i;
+      return o;
+    }
+    if (a[2] != '\0') { /* -i and the like stand alone */
+      o.first_bad = i;
+      return o;
+    }
+  }
+  return o;
+}
+
+static void complain(const char *option) {
+  if (strcmp(option, "-e") == 0 || strcmp(option, "-l") == 0)
+    fprintf(stderr, "%s: '%s' needs argument\n", program, option);
+  else
+    fprintf(stderr, "%s: unrecognized option '%s'\n", program, option);
+  print_usage(stderr);
+}
+
+/* ---- what runs ---- */
+
+static bool run_chunk(lua_State *L, int status, int n_args) {
+  if (status == LUA_OK) status = script_call(L, n_args, 0);
+  return script_report(L, status, program);
+}
+
+static bool run_string(lua_State *L, const char *text, const char *name) {
+  return run_chunk(L, luaL_loadbuffer(L, text, strlen(text), name), 0);
+}
+
+static bool run_init(lua_State *L) {
+  const char *name = "=LUA_INIT_5_4";
+  const char *init = getenv(name + 1);
+  if (init == NULL) init = getenv((name = "=LUA_INIT") + 1);
+  if (init == NULL) return true;
+  return init[0] == '@' ? run_chunk(L, luaL_loadfile(L, init + 1), 0) : run_string(L, init, name);
+}
+
+/* -l mod or -l g=mod */
+static bool run_library(lua_State *L, const char *spec) {
+  const char *equals = strchr(spec, '=');
+  lua_getglobal(L, "require");
+  lua_pushstring(L, equals != NULL ? equals + 1 : spec);
+  const int status = script_call(L, 1, 1);
+  if (status == LUA_OK) {
+    lua_pushlstring(L, spec, equals != NULL ? (size_t)(equals - spec) : strlen(spec));
+    lua_insert(L, -2);
+    lua_setglobal(L, lua_tostring(L, -2));
+    lua_pop(L, 1);
+  }
+  return script_report(L, status, program);
+}
+
+/* -e, -l and -W, in order; stops at the first failure. */
+static bool run_options(lua_State *L, char **argv, int end) {
+  for (int i = 1; i < end; i++) {
+    const char option = argv[i][1];
+    if (option == 'W') lua_warning(L, "@on", 0);
+    if (option != 'e' && option != 'l') continue;
+    const char *value = argv[i][2] != '\0' ? argv[i] + 2 : argv[++i];
+    if (!(option == 'e' ? run_string(L, value, "=(command line)") : run_library(L, value)))
+      return false;
+  }
+  return true;
+}
+
+/* The script argv[script], with the rest as its arguments. */
+static bool run_script(lua_State *L, char **argv, int script) {
+  const char *name = argv[script];
+  if (strcmp(name, "-") == 0 && strcmp(argv[script - 1], "--") != 0) name = NULL; /* stdin */
+  const int status = luaL_loadfile(L, name);
+  int n = 0;
+  if (status == LUA_OK) {
+    for (char **a = argv + script + 1; *a != NULL; a++, n++) {
+      luaL_checkstack(L, 3, "too many arguments to script");
+      lua_pushstring(L, *a);
+    }
+  }
+  return run_chunk(L, status, n);
+}
+
+/* arg[0] is the script (or the program), what stands before it has negative indices. */
+static void set_arg(lua_State *L, int argc, char **argv, int script) {
+  if (script == argc) script = 0;
+  lua_createtable(L, argc - script, script + 1);
+  for (int i = 0; i < argc; i++) {
     lua_pushstring(L, argv[i]);
-    lua_rawseti(L, -2, i - 1);
+    lua_rawseti(L, -2, i - script);
   }
   lua_setglobal(L, "arg");
-  lua_pushcfunction(L, message_handler);
-  int n = 0;
-  if (luaL_loadfile(L, argv[1]) != LUA_OK) return lua_error(L);
-  for (int i = 2; argv[1] != NULL && argv[i] != NULL; i++, n++) lua_pushstring(L, argv[i]);
-  if (lua_pcall(L, n, 0, -n - 2) != LUA_OK) return lua_error(L);
+}
+
+typedef struct Run {
+  int argc;
+  char **argv;
+  const Options *options;
+  bool fine; /* result */
+} Run;
+
+static int run(lua_State *L) {
+  Run *r = lua_touserdata(L, 1);
+  const Options *o = r->options;
+  luaL_checkversion(L);
+  if (o->show_version) print_version();
+  if (o->ignore_environment) {
+    lua_pushboolean(L, 1);
+    lua_setfield(L, LUA_REGISTRYINDEX, "LUA_NOENV");
+  }
+  luaL_openlibs(L);
+  script_open(L);
+  bind_open(L, o->ignore_environment ? NULL : getenv("PIPER_LUA"));
+  set_arg(L, r->argc, r->argv, o->script);
+
+  r->fine = (o->ignore_environment || run_init(L)) && run_options(L, r->argv, o->script) &&
+            (o->script >= r->argc || run_script(L, r->argv, o->script));
+  if (!r->fine) return 0;
+  if (o->interactive) {
+    repl_run(L);
+  } else if (o->script >= r->argc && !o->has_chunk && !o->show_version) {
+    if (isatty(STDIN_FILENO)) {
+      print_version();
+      repl_run(L);
+    } else {
+      r->fine = run_chunk(L, luaL_loadfile(L, NULL), 0);
+    }
+  }
   return 0;
 }
 
 int main(int argc, char **argv) {
-  (void)argc;
+  const Options o = read_options(argc, argv);
+  if (o.first_bad != 0) {
+    complain(argv[o.first_bad]);
+    return EXIT_FAILURE;
+  }
+  if (o.help) print_usage(stdout);
+  if (o.features) print_features();
+  if (o.help || o.features) return EXIT_SUCCESS;
   lua_State *L = luaL_newstate();
-  if (L == NULL) return EXIT_FAILURE;
+  if (L == NULL) {
+    fprintf(stderr, "%s: cannot create state: not enough memory\n", program);
+    return EXIT_FAILURE;
+  }
+  Run r = {argc, argv, &o, false};
   lua_pushcfunction(L, run);
-  lua_pushlightuserdata(L, argv);
-  int st = lua_pcall(L, 1, 0, 0);
-  if (st != LUA_OK) fprintf(stderr, "piper: %s\n", lua_tostring(L, -1));
+  lua_pushlightuserdata(L, &r);
+  const int status = lua_pcall(L, 1, 0, 0);
+  const bool fine = script_report(L, status, program) && r.fine;
   lua_close(L);
-  return st == LUA_OK ? EXIT_SUCCESS : EXIT_FAILURE;
+  return fine ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -6,9 +6,11 @@
 
 #include <lauxlib.h>
 #include <stdarg.h>
-#include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 
+#include "base/nearest.h"
 #include "bind/lua_modules.h"
 
 #define CHUNK_PREFIX "=[piper]/"
@@ -25,11 +27,15 @@ static const CorePart core_parts[] = {
 
 /* ---- errors ---- */
 
+bool bind_user_frame(lua_State *L, lua_Debug *ar) {
+  lua_getinfo(L, "Sl", ar);
+  return ar->currentline > 0 && strncmp(ar->source, CHUNK_PREFIX, strlen(CHUNK_PREFIX)) != 0;
+}
+
 void bind_where(lua_State *L) {
   lua_Debug ar;
   for (int level = 0; lua_getstack(L, level, &ar); level++) {
-    lua_getinfo(L, "Sl", &ar);
-    if (ar.currentline > 0 && strncmp(ar.source, CHUNK_PREFIX, strlen(CHUNK_PREFIX)) != 0) {
+    if (bind_user_frame(L, &ar)) {
       lua_pushfstring(L, "%s:%d: ", ar.short_src, ar.currentline);
       return;
     }
@@ -148,8 +154,40 @@ const char *bind_opt_str(lua_State *L, int idx, const char *where, const char *n
 
 /* ---- modules ---- */
 
+/* core.fail(message): raises it, blamed on the user's line */
+static int core_fail(lua_State *L) {
+  luaL_checkstring(L, 1);
+  lua_settop(L, 1);
+  return raise_top(L);
+}
+
+/* core.here() -> "file:line" of the user's frame, or "?" */
+static int core_here(lua_State *L) {
+  size_t len;
+  bind_where(L);
+  const char *where = lua_tolstring(L, -1, &len);
+  if (len == 0) lua_pushliteral(L, "?");
+  else lua_pushlstring(L, where, len - strlen(": "));
+  return 1;
+}
+
+/* core.nearest(name, list) -> the string of the list that 'name' may have meant, or nil */
+static int core_nearest(lua_State *L) {
+  const char *name = luaL_checkstring(L, 1);
+  luaL_checktype(L, 2, LUA_TTABLE);
+  Nearest n = {0};
+  for (lua_Integer i = 1; lua_rawgeti(L, 2, i) != LUA_TNIL; i++) {
+    nearest_try(&n, name, luaL_checkstring(L, -1)); /* the list keeps the string alive */
+    lua_pop(L, 1);
+  }
+  lua_pushstring(L, n.best);
+  return 1;
+}
+
 int luaopen_piper_core(lua_State *L) {
-  lua_newtable(L);
+  static const luaL_Reg functions[] = {
+      {"fail", core_fail}, {"here", core_here}, {"nearest", core_nearest}, {NULL, NULL}};
+  luaL_newlib(L, functions);
   lua_pushliteral(L, PACKAGE_VERSION);
   lua_setfield(L, -2, "version");
   for (const CorePart *part = core_parts; part->name != NULL; part++) {
@@ -158,6 +196,37 @@ int luaopen_piper_core(lua_State *L) {
     lua_setfield(L, -2, part->name);
   }
   return 1;
+}
+
+/* Pushes what dir/piper/<file> holds and returns true; or pushes why that was not possible. */
+static bool read_file(lua_State *L, const char *dir, const char *file) {
+  const char *path = lua_pushfstring(L, "%s/piper/%s", dir, file);
+  struct stat st;
+  if (stat(path, &st) != 0 || !S_ISREG(st.st_mode)) {
+    lua_pushfstring(L, "no file '%s' (PIPER_LUA)", path);
+    return false;
+  }
+  char *text = lua_newuserdatauv(L, (size_t)st.st_size + 1, 0);
+  FILE *f = fopen(path, "rb"); /* nothing of Lua's until it is closed */
+  size_t n = 0;
+  bool fine = f != NULL;
+  if (fine) {
+    n = fread(text, 1, (size_t)st.st_size, f);
+    fine = ferror(f) == 0;
+    fclose(f);
+  }
+  if (!fine) {
+    lua_pushfstring(L, "cannot read '%s' (PIPER_LUA)", path);
+    return false;
+  }
+  lua_pushlstring(L, text, n);
+  return true;
+}
+
+/* Pushes the loaded chunk of a module whose source is 'text'; raises where it does not compile. */
+static void load_chunk(lua_State *L, const char *text, size_t len, const char *file) {
+  const char *chunk = lua_pushfstring(L, CHUNK_PREFIX "%s", file);
+  if (luaL_loadbufferx(L, text, len, chunk, "t") != LUA_OK) lua_error(L);
 }
 
 /* A searcher (manual, package.searchers); its upvalue is the folder to read from, or nil. */
@@ -173,17 +242,23 @@ static int search(lua_State *L) {
     lua_pushnil(L);
     return 1;
   }
-  const LuaModule *m = lua_modules;
-  while (m->name != NULL && strcmp(m->name, name) != 0) m++;
-  if (m->name == NULL) {
-    lua_pushfstring(L, "no part \"%s\" in piper", name);
-    return 1;
+  if (dir != NULL) {
+    const char *file = strcmp(name, "piper") == 0
+                           ? "init.lua"
+                           : lua_pushfstring(L, "%s.lua", luaL_gsub(L, name + 6, ".", "/"));
+    if (!read_file(L, dir, file)) return 1;
+    size_t len;
+    const char *text = lua_tolstring(L, -1, &len);
+    load_chunk(L, text, len, file);
+  } else {
+    const LuaModule *m = lua_modules;
+    while (m->name != NULL && strcmp(m->name, name) != 0) m++;
+    if (m->name == NULL) {
+      lua_pushfstring(L, "piper has no module '%s'", name);
+      return 1;
+    }
+    load_chunk(L, (const char *)m->text, m->len, m->file);
   }
-  lua_pushfstring(L, CHUNK_PREFIX "%s", m->file);
-  const char *chunk = lua_tostring(L, -1);
-  (void)dir;
-  if (luaL_loadbufferx(L, (const char *)m->text, m->len, chunk, "t") != LUA_OK)
-    return lua_error(L);
   lua_pushliteral(L, ":piper:");
   return 2;
 }

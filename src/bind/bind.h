@@ -24,6 +24,9 @@ int bind_fail(lua_State *L, const char *fmt, ...); /* formats of lua_pushfstring
 /* The registry holds the last message that bind_raise, bind_fail or check.fail raised here. */
 #define BIND_BLAMED "piper.blamed"
 
+/* Fills 'ar' (from lua_getstack) with source and line; is it a frame of a script? Raises nothing. */
+bool bind_user_frame(lua_State *L, lua_Debug *ar);
+
 /* Push "file:line: " of the first frame outside the library, or "" if there is none. */
 void bind_where(lua_State *L);
 

@@ -1,0 +1,186 @@
+-- check - errors that name the user's line, and options that are checked against a declared list.
+--
+-- The user's line is that of the first stack frame outside the library (its chunks are named
+-- "[piper]/..."), however deep in it the mistake is noticed.
+local core = require "piper.core"
+
+local M = {}
+
+---Raises "file:line: message", the position being the user's.
+---@param fmt string as in string.format, which is applied only if there are more arguments
+function M.fail(fmt, ...)
+  core.fail(select("#", ...) > 0 and fmt:format(...) or fmt)
+end
+
+---@return string position the user's "file:line", or "?" outside every script
+function M.here()
+  return core.here()
+end
+
+local function sorted_keys(t)
+  local keys = {}
+  for k in pairs(t) do keys[#keys + 1] = k end
+  table.sort(keys, function(a, b)
+    local ta, tb = type(a), type(b)
+    if ta ~= tb then return ta < tb end
+    if ta == "number" or ta == "string" then return a < b end
+    return tostring(a) < tostring(b)
+  end)
+  return keys
+end
+
+---A value as a message shows it: "x", { PP = 0, MB = { 0, 1 } }; keys sorted, long ones cut.
+---@return string
+function M.show(v, depth)
+  depth = depth or 3
+  local kind = type(v)
+  if kind == "string" then
+    if #v > 60 then v = v:sub(1, 57) .. "..." end
+    return '"' .. v:gsub("[%c]", "?") .. '"'
+  elseif kind ~= "table" then
+    return kind == "function" and "a function" or tostring(v)
+  end
+  local meta = getmetatable(v)
+  if meta and meta.__tostring then return tostring(v) end
+  if next(v) == nil then return "{}" end
+  if depth == 0 then return "{...}" end
+  local parts = {}
+  for _, k in ipairs(sorted_keys(v)) do
+    if #parts == 8 then
+      parts[#parts + 1] = "..."
+      break
+    end
+    local item = M.show(v[k], depth - 1)
+    if math.type(k) ~= "integer" or k < 1 or k > #v then
+      item = (type(k) == "string" and k:find "^[%a_][%w_]*$" and k or "[" .. M.show(k, 0) .. "]") .. " = " .. item
+    end
+    parts[#parts + 1] = item
+  end
+  return "{ " .. table.concat(parts, ", ") .. " }"
+end
+
+---The candidate nearest to 'name', if one is near enough.
+---@param name any
+---@param candidates string[]
+---@return string?
+function M.nearest(name, candidates)
+  return type(name) == "string" and core.nearest(name, candidates) or nil
+end
+
+---The words that end a message about an unknown name: ' (did you mean "devices"?)', or the list
+---of what there is ("fields: a, b").
+---@param what string plural of what is listed
+---@return string
+function M.suggestion(name, candidates, what)
+  local near = M.nearest(name, candidates)
+  if near then return (' (did you mean "%s"?)'):format(near) end
+  return #candidates > 0 and (" (%s: %s)"):format(what, table.concat(candidates, ", ")) or ""
+end
+
+local ARTICLE = {
+  string = "a string", number = "a number", integer = "a whole number", boolean = "true or false",
+  table = "a table", list = "a list", ["function"] = "a function", any = "any value", ["nil"] = "nil",
+}
+
+local function is_list(v)
+  if type(v) ~= "table" then return false end
+  local n = 0
+  for _ in pairs(v) do n = n + 1 end
+  return n == #v
+end
+
+local function is_kind(v, kind)
+  if kind == "any" then return v ~= nil end
+  if kind == "list" then return is_list(v) end
+  if kind == "integer" then return type(v) == "number" and math.tointeger(v) ~= nil end
+  if kind == "number" then return type(v) == "number" and v == v end
+  return type(v) == kind
+end
+
+-- One alternative of a type: "integer>=1", "number>0", "string", "list".
+local function matches(v, alternative)
+  local kind, op, bound = alternative:match "^(%a+)([<>]=?)(.+)$"
+  kind = kind or alternative
+  assert(ARTICLE[kind], "check: no type is called " .. kind)
+  if not is_kind(v, kind) then return false end
+  bound = tonumber(bound)
+  if op == ">=" then return v >= bound end
+  if op == ">" then return v > bound end
+  if op == "<=" then return v <= bound end
+  if op == "<" then return v < bound end
+  return true
+end
+
+local WORDS = { [">="] = " of at least ", [">"] = " above ", ["<="] = " of at most ", ["<"] = " below " }
+
+local function describe(declared)
+  local words = {}
+  for alternative in declared:gmatch "[^|]+" do
+    local kind, op, bound = alternative:match "^(%a+)([<>]=?)(.+)$"
+    words[#words + 1] = kind and ARTICLE[kind] .. WORDS[op] .. bound or ARTICLE[alternative]
+  end
+  return table.concat(words, " or ")
+end
+
+local function is_declared(v, declared)
+  for alternative in declared:gmatch "[^|]+" do
+    if matches(v, alternative) then return true end
+  end
+  return false
+end
+
+---Checks one value; 'what' is how the message names it, 'declared' a type as in check.options.
+---@generic T
+---@param where string the function's name
+---@param what string such as 'argument 1 (name)'
+---@param v T
+---@param declared string
+---@return T
+function M.value(where, what, v, declared)
+  local optional = declared:sub(-1) == "?"
+  if optional then declared = declared:sub(1, -2) end
+  if v == nil and optional then return v end
+  if v == nil then M.fail("%s: %s is missing: it is %s", where, what, describe(declared)) end
+  if not is_declared(v, declared) then
+    M.fail("%s: %s is %s, not %s", where, what, M.show(v), describe(declared))
+  end
+  return v
+end
+
+---Checks an options table. 'declared' maps each field to its type: "string", "number", "integer",
+---"boolean", "table", "list" (keys 1 to n), "function" or "any"; alternatives with "|", bounds of
+---numbers as in "integer>=1" or "number>0", and a final "?" where the field may be absent.
+---@generic T: table
+---@param where string the function's name, as the message shows it
+---@param spec T
+---@param declared table<string, string>
+---@return T spec itself
+function M.options(where, spec, declared)
+  if type(spec) ~= "table" then
+    M.fail("%s: expects a table of options, not %s", where, M.show(spec))
+  end
+  local fields = sorted_keys(declared)
+  for _, k in ipairs(sorted_keys(spec)) do
+    if declared[k] == nil then
+      M.fail("%s: unknown field %s%s", where, M.show(k), M.suggestion(k, fields, "fields"))
+    end
+  end
+  for _, k in ipairs(fields) do
+    M.value(where, ('field "%s"'):format(k), spec[k], declared[k])
+  end
+  return spec
+end
+
+---One of a few words; 'what' as in check.value.
+---@param choices string[]
+---@return string
+function M.choice(where, what, v, choices)
+  for _, c in ipairs(choices) do
+    if v == c then return v end
+  end
+  local near = M.nearest(v, choices)
+  M.fail('%s: %s is %s, not one of "%s"%s', where, what, M.show(v), table.concat(choices, '", "'),
+    near and (' (did you mean "%s"?)'):format(near) or "")
+end
+
+return M
