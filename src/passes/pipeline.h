@@ -6,6 +6,7 @@
 
 typedef struct PassOptions {
   size_t float_bytes;     /* 4 or 8: bucket_bytes count these */
+  bool clip;              /* each UPDATE waits for the metrics: it scales by the global norm */
   bool verify;            /* dag_verify after each pass */
   const char *dump_after; /* name of a pass after which the DAG's text goes to *dump; NULL: none */
   char **dump;            /* malloc'ed, the caller's */
