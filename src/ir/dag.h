@@ -136,7 +136,8 @@ TensorId dag_tensor(Dag *d, Tensor t);       /* interned; 0: out of memory */
 
 /* Tag sets. */
 uint32_t dag_tags(Dag *d, const Tag *tags, uint32_t n);          /* sorted by tag; UINT32_MAX: out of memory */
-uint32_t dag_tags_with(Dag *d, uint32_t set, Tag extra);         /* set + one more */
+/* The set and one more; an entry of the same tag is replaced. */
+uint32_t dag_tags_with(Dag *d, uint32_t set, Tag extra);
 int32_t dag_tags_index(const Dag *d, uint32_t set, uint32_t tag); /* -1: not in it */
 
 /* The part [lo, hi) of [lo, hi) that position j of n takes: equal parts; the caller has checked
@@ -145,7 +146,13 @@ static inline int64_t part_lo(int64_t lo, int64_t hi, uint32_t j, uint32_t n) {
   return lo + (hi - lo) / n * j;
 }
 
-/* "2F3", "0-1 all_reduce chunk 3": for messages; stage is the PP index as in plan:actions(). */
+/* For messages, one line, cut off where it does not fit:
+ *   "2F3"   COMPUTE: stage, pass (F B I W), microbatch, as in plan:actions(). The stage is the PP
+ *           index; "-" outside every stage, and 0 in a model without PP
+ *   "transfer relu.12 1F3 0>1", "transfer grad head 2B3 0-1>2"   value, producing node, devices
+ *   "all_reduce layers.0.weight.. 0-1", "norm ..", "update ..", "all_reduce metrics 0-3"
+ * A value is called by the name of its op, otherwise by the op's kind and the value's number; a
+ * bucket by its first parameter, ".." standing for the others. */
 void dag_label(const Dag *d, NodeId n, char *buf, size_t size);
 const char *dag_line(const Dag *d, uint32_t line); /* "train.lua:12", "" for 0 */
 
