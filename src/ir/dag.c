@@ -361,6 +361,10 @@ void dag_label(const Dag *d, NodeId n, char *buf, size_t size) {
       put_devs(&o, d, d->devs[n.i]);
     }
     return;
+  case NODE_JOIN:
+    put(&o, "join ");
+    put_devs(&o, d, d->devs[n.i]);
+    return;
   case NODE_NONE:
   case NODE_KIND_COUNT:
     break;

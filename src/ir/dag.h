@@ -150,7 +150,7 @@ static inline int64_t part_lo(int64_t lo, int64_t hi, uint32_t j, uint32_t n) {
  *   "2F3"   COMPUTE: stage, pass (F B I W), microbatch, as in plan:actions(). The stage is the PP
  *           index; "-" outside every stage, and 0 in a model without PP
  *   "transfer relu.12 1F3 0>1", "transfer grad head 2B3 0-1>2"   value, producing node, devices
- *   "all_reduce layers.0.weight.. 0-1", "norm ..", "update ..", "all_reduce metrics 0-3"
+ *   "all_reduce layers.0.weight.. 0-1", "norm ..", "update ..", "all_reduce metrics 0-3", "join 0"
  * A value is called by the name of its op, otherwise by the op's kind and the value's number; a
  * bucket by its first parameter, ".." standing for the others. */
 void dag_label(const Dag *d, NodeId n, char *buf, size_t size);

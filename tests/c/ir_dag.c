@@ -179,6 +179,9 @@ static void labels(const Graph *g, const Graph *no_stages) {
   const NodeId u = dag_add_node(d, NODE_UPDATE, 0);
   d->bucket[u.i] = 2;
   label_is(d, u, "update head.bias");
+  const NodeId j = dag_add_node(d, NODE_JOIN, 0);
+  d->devs[j.i] = devs(d, 2, 2);
+  label_is(d, j, "join 2-3");
   dag_free(d);
 
   d = dag_new(no_stages, 24);
