@@ -13,6 +13,7 @@
 #include "base/intern.h"
 #include "base/kernel.h"
 #include "base/vec.h"
+#include "ir/shape.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -21,33 +22,6 @@ typedef struct { uint32_t i; } ValueId;
 typedef struct { uint32_t i; } OpId;
 typedef struct { uint32_t i; } ParamId;
 typedef struct { uint32_t i; } ChunkId;
-
-/* ---- shapes ---------------------------------------------------------------------------------- */
-
-typedef enum AxisName {
-  AXIS_ANON, AXIS_BATCH, AXIS_SEQUENCE, AXIS_FEATURE, AXIS_CLASS, AXIS_EXPERT, AXIS_HEAD
-} AxisName;
-
-/* Row-major. When 'batched', axis 0 is batch * dim[0]; every other dim is a plain number. */
-typedef struct Shape {
-  uint8_t rank;
-  bool batched;
-  uint8_t axis[SHAPE_MAX_RANK]; /* AxisName */
-  int64_t dim[SHAPE_MAX_RANK];  /* >= 1 */
-} Shape;
-
-/* How a value relates to the batch; also its layout over the devices of a node (design 4.1):
- * split(batch), replicate, partial(sum). */
-typedef enum BatchKind {
-  BATCH_SPLIT,       /* axis 0 is the batch */
-  BATCH_INDEPENDENT, /* the same for all samples: computed from parameters and constants only */
-  BATCH_PARTIAL,     /* a sum over samples; only linear ops may follow on the way to the loss */
-} BatchKind;
-
-void shape_text(const Shape *s, char *buf, size_t n);               /* "[batch*2, 128, 96]" */
-int64_t shape_elements(const Shape *s, int64_t samples);            /* < 0: overflows */
-/* Elements for each sample (batched) or in all (not batched). */
-int64_t shape_elements_per_sample(const Shape *s);
 
 /* ---- records --------------------------------------------------------------------------------- */
 
@@ -133,6 +107,9 @@ typedef VEC(Loss) LossVec;
 typedef VEC(Chunk) ChunkVec;
 typedef VEC(uint32_t) U32Vec;
 
+typedef VEC(int32_t) I32Vec;
+typedef VEC(Tag) TagVec;
+
 typedef struct Graph {
   Arena *arena;
   Intern *names;      /* names of params, inputs, tags; script lines */
@@ -144,11 +121,14 @@ typedef struct Graph {
   LossVec losses;     /* element 0 unused as well */
   ChunkVec chunks;    /* after graph_cut */
   U32Vec chunk_values, chunk_params;
-  VEC(uint32_t) scope_first; /* tag set s: scope_tags[scope_first[s] .. scope_first[s+1]) */
-  VEC(Tag) scope_tags;       /* sorted by tag within a set; set 0 is empty */
-  U32Vec open_tags;          /* while tracing: the scopes entered now, outermost first ... */
-  VEC(int32_t) open_indices;
-  VEC(int32_t) tag_entries;  /* by interned tag id: times entered so far */
+  U32Vec scope_first; /* tag set s: scope_tags[scope_first[s] .. scope_first[s+1]) */
+  TagVec scope_tags;  /* sorted by tag within a set; set 0 is empty */
+  U32Vec open_tags;   /* while tracing: the scopes entered now, outermost first ... */
+  U32Vec open_lines;  /* ... the script lines that entered them ... */
+  U32Vec open_scopes; /* ... and the tag sets inside them; the last one is the present */
+  I32Vec tag_entries; /* by interned tag id: times entered so far */
+  U32Vec tag_lines;   /* by interned tag id: script line of the first entry */
+  U32Vec name_params, name_inputs; /* by interned name: its index; 0 or out of range: none */
   bool cut;
 } Graph;
 
@@ -166,7 +146,7 @@ typedef struct ParamSpec {
   Shape shape;
   InitKind init;
   double init_arg;
-  const double *values; /* copied */
+  const double *values; /* INIT_VALUES: one an element; copied */
 } ParamSpec;
 /* The same name again, with the same shape, is the same parameter (tied; its first init stays). */
 PiperStatus graph_add_param(Graph *g, const ParamSpec *spec, uint32_t line, ValueId *out,
@@ -178,18 +158,23 @@ typedef struct OpSpec {
   const Shape *reshape_to;  /* RESHAPE */
   const char *name;         /* the user's name or NULL */
 } OpSpec;
-/* Checks dtypes, shapes and what the op does to the batch axis (ir/op_rules.c). */
+/* Checks dtypes, shapes and what the op does to the batch axis (ir/op_rules.c). Besides the ops
+ * marked OPF_MODEL it takes OP_FILL, without operands: the constant scalar attrs.d[0]. Where a sum
+ * over samples meets a value that does not depend on them, ONCE is put around the latter. */
 PiperStatus graph_add_op(Graph *g, const OpSpec *spec, uint32_t line, ValueId *out, PiperErr *err);
-/* 'value' must be a scalar that sums over samples or (then entered once) does not depend on them. */
+/* 'value' must be a scalar that sums over samples or (then entered once) does not depend on them.
+ * A value that is a loss already counts twice: the second term is a copy (SCALE by 1), so that no two
+ * losses are the same value. */
 PiperStatus graph_add_loss(Graph *g, ValueId value, uint32_t line, PiperErr *err);
 /* Enter a scope: the tag's next index (0, 1, ...). A tag inside itself is an error. */
-PiperStatus graph_enter(Graph *g, const char *tag, PiperErr *err);
+PiperStatus graph_enter_at(Graph *g, const char *tag, uint32_t line, PiperErr *err);
+PiperStatus graph_enter(Graph *g, const char *tag, PiperErr *err); /* at no line */
 PiperStatus graph_leave(Graph *g, const char *tag, PiperErr *err); /* scopes close in reverse order */
 
 /* ---- after tracing ----------------------------------------------------------------------------- */
 
-/* Checks the whole (a loss, closed scopes, an input in use), finds which values need gradients, and
- * cuts the ops into chunks. Once. */
+/* Checks the whole (a loss, closed scopes, every parameter in use; an input may be unused), finds
+ * which values need gradients, and cuts the ops into chunks. Once; freeze parameters before. */
 PiperStatus graph_cut(Graph *g, PiperErr *err);
 
 static inline Value *graph_value(const Graph *g, ValueId v) { return &g->values.at[v.i]; }
@@ -198,6 +183,10 @@ static inline Param *graph_param(const Graph *g, ParamId p) { return &g->params.
 static inline Chunk *graph_chunk(const Graph *g, ChunkId c) { return &g->chunks.at[c.i]; }
 static inline uint32_t graph_n_chunks(const Graph *g) { return (uint32_t)g->chunks.n - 1; }
 static inline const char *graph_name(const Graph *g, uint32_t id) { return intern_text(g->names, id); }
+
+ParamId graph_find_param(const Graph *g, const char *name); /* 0: none is called so */
+uint32_t graph_find_input(const Graph *g, const char *name);
+const char *graph_tag_line(const Graph *g, uint32_t tag);   /* where it is first entered; "" */
 
 /* Index of 'tag' in a tag set; -1: the set is outside every scope of it. */
 int32_t graph_scope_index(const Graph *g, uint32_t scope, uint32_t tag);
