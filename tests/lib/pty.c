@@ -55,7 +55,9 @@ static bool take(int ms) {
   if (n_shown + 1 >= sizeof shown) fail("too much output", "");
   const ssize_t n = read(terminal, shown + n_shown, sizeof shown - n_shown - 1);
   if (n <= 0) return false;
-  n_shown += (size_t)n;
+  const size_t end = n_shown + (size_t)n;
+  for (size_t i = n_shown; i < end; i++) /* NULs are padding for slow terminals */
+    if (shown[i] != '\0') shown[n_shown++] = shown[i];
   shown[n_shown] = '\0';
   return true;
 }
