@@ -1,0 +1,146 @@
+-- compile - from a model and a strategy to a plan.
+local check = require "piper.check"
+local core = require "piper.core"
+
+---@class piper.Plan
+---@field core userdata
+---@field model piper.Model
+---@field strategy piper.Strategy
+---@field options piper.CompileOptions
+local Plan = {}
+Plan.__index = Plan
+
+---@class piper.CompileOptions
+---@field batch integer            samples a step
+---@field dtype? "f32"|"f64"       default "f32"
+---@field optimizer? piper.Optimizer  default piper.sgd { lr = 0.01 }
+---@field clip_norm? number        clip the global gradient norm to this (default: none)
+---@field device? "cpu"
+---@field order_rule? "critical_path"|"downstream"  default: the one that simulates faster
+---@field memory_limit? integer    bytes a rank (default: the memory available divided by the ranks)
+---@field verify? boolean          check every invariant after every pass (default: what the
+---environment variable PIPER_VERIFY says)
+
+local DECLARED = {
+  batch = "integer>=1", dtype = "string?", optimizer = "table?", clip_norm = "number>0?", device = "string?",
+  order_rule = "string?", memory_limit = "integer>=1?", verify = "boolean?",
+}
+
+-- Bytes of memory that a new allocation may take now; nil where the system does not say.
+local function available_bytes()
+  local f = io.open "/proc/meminfo"
+  if not f then return nil end
+  local kib = f:read "a":match "MemAvailable:%s+(%d+) kB"
+  f:close()
+  return kib and math.tointeger(kib) * 1024
+end
+
+-- PIPER_STREAMS=1: all streams of a rank collapse into one queue.
+local function single_stream()
+  local streams = os.getenv "PIPER_STREAMS"
+  if streams == nil or streams == "" then return false end
+  if streams ~= "1" then check.fail("compile: PIPER_STREAMS is %s: it is 1 or not set", check.show(streams)) end
+  return true
+end
+
+local function is_optimizer(o)
+  return o == nil or o.kind == "sgd" or o.kind == "adamw"
+end
+
+-- The core's plan for the checked options.
+local function build(model, strategy, options)
+  local plan, dump = core.plan.compile(model.graph, strategy.directives, {
+    batch = options.batch, dtype = options.dtype, optimizer = options.optimizer, clip_norm = options.clip_norm,
+    order_rule = options.order_rule, memory_limit = options.memory_limit, single_stream = single_stream(),
+    verify = options.verify, dump_after = options.dump_after,
+  })
+  return plan, dump
+end
+
+local function refuse_above_available(plan)
+  local ranks = plan:info().ranks
+  local available = available_bytes()
+  if not available then return end
+  local total, worst = 0, 0
+  for rank, memory in pairs(plan:memory()) do
+    total = total + memory.peak
+    if memory.peak > plan:memory()[worst].peak then worst = rank end
+  end
+  if total > available then
+    local m, mib = plan:memory()[worst], 1 << 20
+    check.fail("compile: the plan needs %.1f MiB on %d ranks of this machine and %.1f MiB are available; rank %d "
+      .. "needs most, %.1f MiB: params %.1f, grads %.1f, optimizer %.1f, activations %.1f, comm %.1f, workspace %.1f",
+      total / mib, #ranks, available / mib, worst, m.peak / mib, m.params / mib, m.grads / mib, m.optimizer / mib,
+      m.activations / mib, m.comm / mib, m.workspace / mib)
+  end
+end
+
+-- Everything about the options that can be said without the model.
+local function checked(options)
+  check.options("compile", options, DECLARED)
+  local copy = {}
+  for k, v in pairs(options) do copy[k] = v end
+  copy.dtype = check.choice("compile", 'field "dtype"', options.dtype or "f32", { "f32", "f64" })
+  copy.device = check.choice("compile", 'field "device"', options.device or "cpu", { "cpu" })
+  if options.order_rule then
+    check.choice("compile", 'field "order_rule"', options.order_rule, { "critical_path", "downstream" })
+  end
+  if not is_optimizer(options.optimizer) then
+    check.fail('compile: field "optimizer" is %s: piper.sgd{...} or piper.adamw{...} make one', check.show(options.optimizer))
+  end
+  copy.optimizer = options.optimizer or require "piper.optim".sgd { lr = 0.01 }
+  if copy.verify == nil then copy.verify = (os.getenv "PIPER_VERIFY" or "0") ~= "0" end
+  return copy
+end
+
+---Compiles a model under a strategy. Every error names the line of the directive it is about.
+---@param model piper.Model
+---@param strategy piper.Strategy
+---@param options piper.CompileOptions
+---@return piper.Plan
+local function compile(model, strategy, options)
+  if type(model) ~= "table" or model.graph == nil then
+    check.fail("compile: argument 1 is %s, not a model of piper.model", check.show(model))
+  end
+  if getmetatable(strategy) ~= require "piper.strategy".Strategy then
+    check.fail("compile: argument 2 is %s, not a strategy of piper.strategy", check.show(strategy))
+  end
+  local all = checked(options)
+  local plan = build(model, strategy, all)
+  if not all.memory_limit then refuse_above_available(plan) end
+  return setmetatable({ core = plan, model = model, strategy = strategy, options = all }, Plan)
+end
+
+---The DAG's text form after the named pass ("build", "split", ..., see doc).
+---@param pass string
+---@return string
+function Plan:dump(pass)
+  check.value("dump", "argument 1", pass, "string")
+  local options = setmetatable({ dump_after = pass }, { __index = self.options })
+  local _, dump = build(self.model, self.strategy, options)
+  return dump
+end
+
+---One line a rank: its actions in order, <stage><pass><microbatch>.
+---@return string
+function Plan:actions() return self.core:actions() end
+
+---Bytes for each rank, by category, at the instant of the rank's peak.
+---@return table<integer, { params: integer, grads: integer, optimizer: integer, activations: integer, comm: integer, workspace: integer, peak: integer }>
+function Plan:memory() return self.core:memory() end
+
+---Proves from the finished plan alone that it has no deadlock, no race and no early reuse.
+---@return { instructions: integer, transfers: integer, collectives: integer, conflicts: integer }
+function Plan:verify() return self.core:verify() end
+
+---A hash of everything that has to be equal on all ranks.
+---@return string hex
+function Plan:digest() return self.core:digest() end
+
+---@param spec? { steps?: integer, seed?: integer, dtype?: "f32"|"f64", data?: piper.Data, check?: boolean }
+---@return { loss: number, grad: number, param: number, worst: string? }
+function Plan:check_equivalence(spec) return require "piper.equivalence"(self, spec or {}) end
+
+function Plan:__tostring() return self.core:table() end
+
+return setmetatable({ Plan = Plan, build = build }, { __call = function(_, ...) return compile(...) end })

@@ -1,0 +1,129 @@
+-- train - runs a plan, step after step.
+local check = require "piper.check"
+local core = require "piper.core"
+
+local M = {}
+
+---@class piper.Metrics
+---@field loss number              sum of the loss terms
+---@field losses number[]          each term, in the order of the model's m:loss calls
+---@field grad_norm number         of all gradients together, before clipping
+---@field lr number
+---@field seconds number           wall-clock time of the step
+---@field tokens_per_second number elements of the first integer input (samples where there is none)
+
+---@class piper.Run
+local Run = {}
+Run.__index = Run
+
+-- Closes the core's run when its scope ends.
+function M.guard(core_run)
+  return setmetatable({ core = core_run }, { __close = function(self) self.core:close() end })
+end
+
+local function rate_of(lr, plan)
+  if lr == nil then lr = plan.options.optimizer.lr end
+  if type(lr) == "number" then return require "piper.lr".constant(lr) end
+  if type(lr) ~= "function" then
+    check.fail("train: lr is %s, not a number, a piper.lr or a function of the step", check.show(lr))
+  end
+  return lr
+end
+
+-- Tokens that one step trains on.
+local function tokens_per_step(plan)
+  return plan.options.batch * plan.model.graph:tokens_per_sample()
+end
+
+---@param plan piper.Plan
+---@param spec { data: piper.Data, seed?: integer, lr?: number|fun(step: integer): number }
+---seed (default 0) of initial values and data order; lr overrides the optimizer's
+---@return piper.Run
+function M.train(plan, spec)
+  if getmetatable(plan) ~= require "piper.compile".Plan then
+    check.fail("train: argument 1 is %s, not a plan of piper.compile", check.show(plan))
+  end
+  check.options("train", spec, { data = "any", seed = "integer?", lr = "any?" })
+  if type(spec.data) ~= "userdata" then
+    check.fail("train: data is %s, not one of piper.data.text, piper.data.table", check.show(spec.data))
+  end
+  local lr = rate_of(spec.lr, plan)
+  plan:verify()
+  local self = { plan = plan, lr = lr, step = 0, tokens = tokens_per_step(plan) }
+  self.core = core.run.open(plan.core, spec.data, spec.seed or 0)
+  return setmetatable(self, Run)
+end
+
+-- The next step.
+local function advance(self)
+  local step = self.step + 1
+  local lr = self.lr(step)
+  if type(lr) ~= "number" or lr ~= lr or lr < 0 then
+    check.fail("train: the learning rate of step %d is %s", step, check.show(lr))
+  end
+  local start = core.seconds()
+  local losses, norm = self.core:step(step, lr)
+  local seconds = core.seconds() - start
+  self.step = step
+  local loss = 0
+  for _, term in ipairs(losses) do loss = loss + term end
+  return {
+    loss = loss, losses = losses, grad_norm = norm, lr = lr, seconds = seconds,
+    tokens_per_second = self.tokens / math.max(seconds, 1e-9),
+  }
+end
+
+---An iterator over the next n steps: for step, metrics in run:steps(200) do ... end.
+---Steps are counted over the whole run, from 1.
+---@param n integer
+---@return fun(): integer?, piper.Metrics?
+function Run:steps(n)
+  check.value("steps", "argument 1", n, "integer>=0")
+  local last = self.step + n
+  local progress = require "piper.progress".new(self.step, last)
+  return function()
+    if self.step >= last then return nil end
+    progress:working()
+    local metrics = advance(self)
+    progress:done(self.step, metrics)
+    return self.step, metrics
+  end, nil, nil, progress
+end
+
+---The whole parameter, wherever its parts are: { shape = { ... }, flat values }.
+---@param name string
+---@return { shape: integer[], [integer]: number }
+function Run:params(name)
+  return self.core:param(check.value("params", "argument 1 (name)", name, "string"))
+end
+
+---The parameter's gradient in the last step, before the optimizer; zeros where it has none.
+---@param name string
+---@return { shape: integer[], [integer]: number }
+function Run:gradients(name)
+  check.value("gradients", "argument 1 (name)", name, "string")
+  if self.step == 0 then check.fail "gradients: no step has run yet" end
+  return self.core:grad(name)
+end
+
+---@param name string
+---@param values number[] flat, as run:params gives them
+function Run:set_params(name, values)
+  check.value("set_params", "argument 1 (name)", name, "string")
+  check.value("set_params", "argument 2 (values)", values, "table")
+  self.core:set(name, values)
+end
+
+---Bytes for each rank as allocated, in the form of plan:memory().
+function Run:memory() return self.core:memory() end
+
+---Raises unless every rank that holds a parameter holds the same bits of it.
+function Run:check_replicas() self.core:check_replicas() end
+
+---Ends the run and frees its memory.
+function Run:close() self.core:close() end
+Run.__close = Run.close
+
+function Run:__tostring() return ("run: %d steps done"):format(self.step) end
+
+return setmetatable(M, { __call = function(_, ...) return M.train(...) end })

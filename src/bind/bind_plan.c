@@ -1,0 +1,207 @@
+/* Plans as Lua objects: core.plan.compile(graph, directives, options) and the plan's methods. The
+ * user's face of it, with option checks, is lua/piper/compile.lua. */
+#include "bind/bind_plan.h"
+
+#include <inttypes.h>
+#include <lauxlib.h>
+#include <stdlib.h>
+
+#include "bind/bind.h"
+#include "bind/bind_directives.h"
+#include "bind/bind_model.h"
+#include "compile/compile.h"
+#include "plan/plan_text.h"
+#include "plan/plan_verify.h"
+
+#define PLAN_MT "piper.Plan"
+#define SCRATCH_MT "piper.Scratch"
+
+typedef struct LuaPlan {
+  Plan *plan; /* user value 1: the graph's userdata */
+} LuaPlan;
+
+/* What a compilation holds while Lua calls may still raise. */
+typedef struct Scratch {
+  Arena *arena;
+  char *text; /* malloc'ed */
+} Scratch;
+
+static int scratch_gc(lua_State *L) {
+  Scratch *s = luaL_checkudata(L, 1, SCRATCH_MT);
+  arena_free(s->arena);
+  free(s->text);
+  *s = (Scratch){0};
+  return 0;
+}
+
+static Scratch *push_scratch(lua_State *L) {
+  Scratch *s = lua_newuserdatauv(L, sizeof *s, 0);
+  *s = (Scratch){0};
+  luaL_setmetatable(L, SCRATCH_MT);
+  return s;
+}
+
+Plan *bind_check_plan(lua_State *L, int idx) {
+  LuaPlan *p = luaL_checkudata(L, idx, PLAN_MT);
+  if (p->plan == NULL) luaL_error(L, "this plan was not compiled");
+  return p->plan;
+}
+
+static int plan_gc(lua_State *L) {
+  LuaPlan *p = luaL_checkudata(L, 1, PLAN_MT);
+  plan_free(p->plan);
+  p->plan = NULL;
+  return 0;
+}
+
+/* Pushes and frees a malloc'ed text; the box on the stack frees it if the push raises. */
+static int push_text(lua_State *L, PiperStatus (*make)(const Plan *, char **, PiperErr *)) {
+  const Plan *plan = bind_check_plan(L, 1);
+  Scratch *s = push_scratch(L);
+  PiperErr err = {0};
+  BIND_TRY(L, make(plan, &s->text, &err), &err);
+  lua_pushstring(L, s->text);
+  return 1;
+}
+
+static int plan_lua_actions(lua_State *L) { return push_text(L, plan_actions); }
+static int plan_lua_table(lua_State *L) { return push_text(L, plan_table); }
+
+static OptimizerSpec read_optimizer(lua_State *L, int options) {
+  OptimizerSpec o = {0};
+  if (lua_getfield(L, options, "optimizer") == LUA_TTABLE) {
+    const int at = lua_gettop(L);
+    static const char *const KINDS[] = {"sgd", "adamw", NULL};
+    lua_getfield(L, at, "kind");
+    o.kind = luaL_checkoption(L, -1, NULL, KINDS) == 0 ? OPTIMIZER_SGD : OPTIMIZER_ADAMW;
+    lua_pop(L, 1);
+    o.lr = bind_num(L, at, "optimizer", "lr");
+    o.momentum = bind_opt_num(L, at, "optimizer", "momentum", 0);
+    o.beta1 = bind_opt_num(L, at, "optimizer", "beta1", 0);
+    o.beta2 = bind_opt_num(L, at, "optimizer", "beta2", 0);
+    o.eps = bind_opt_num(L, at, "optimizer", "eps", 0);
+    o.weight_decay = bind_opt_num(L, at, "optimizer", "weight_decay", 0);
+  }
+  lua_pop(L, 1);
+  return o;
+}
+
+/* compile(graph, directives, options) -> plan, text of the DAG after 'dump_after' or nil */
+static int plan_lua_compile(lua_State *L) {
+  static const char *const RULES[] = {"best", "critical_path", "downstream", NULL};
+  const Graph *graph = bind_check_graph(L, 1);
+  luaL_checktype(L, 2, LUA_TTABLE);
+  luaL_checktype(L, 3, LUA_TTABLE);
+  CompileOptions options = {
+      .batch = bind_int(L, 3, "compile", "batch", 1, INT32_MAX),
+      .plan.dtype = dtype_parse(bind_str(L, 3, "compile", "dtype")),
+      .plan.optimizer = read_optimizer(L, 3),
+      .plan.clip_norm = bind_opt_num(L, 3, "compile", "clip_norm", 0),
+      .plan.single_stream = bind_opt_bool(L, 3, "compile", "single_stream", false),
+      .memory_limit = (uint64_t)bind_opt_int(L, 3, "compile", "memory_limit", 0, INT64_MAX, 0),
+      .verify = bind_opt_bool(L, 3, "compile", "verify", false),
+      .dump_after = bind_opt_str(L, 3, "compile", "dump_after", NULL),
+  };
+  lua_getfield(L, 3, "order_rule");
+  options.order_rule = (OrderRule)luaL_checkoption(L, -1, "best", RULES);
+  lua_pop(L, 1);
+
+  LuaPlan *self = lua_newuserdatauv(L, sizeof *self, 1);
+  self->plan = NULL;
+  luaL_setmetatable(L, PLAN_MT);
+  lua_pushvalue(L, 1);
+  lua_setiuservalue(L, -2, 1);
+  Scratch *s = push_scratch(L);
+  s->arena = arena_new();
+  if (s->arena == NULL) return luaL_error(L, "compile: not enough memory");
+  const Strategy strategy = bind_read_strategy(L, 2, s->arena);
+  PiperErr err = {0};
+  BIND_TRY(L, compile_plan(graph, &strategy, &options, &self->plan, &s->text, &err), &err);
+  lua_pushvalue(L, -2);
+  if (s->text != NULL) lua_pushstring(L, s->text);
+  else lua_pushnil(L);
+  return 2;
+}
+
+/* Sets t[name] of the table on top. */
+static void set_int(lua_State *L, const char *name, uint64_t v) {
+  lua_pushinteger(L, (lua_Integer)v);
+  lua_setfield(L, -2, name);
+}
+
+/* {rank -> { params =, ..., peak = }}, bytes */
+static int plan_lua_memory(lua_State *L) {
+  const Plan *plan = bind_check_plan(L, 1);
+  lua_createtable(L, 0, (int)plan->n_ranks);
+  for (uint32_t r = 0; r < plan->n_ranks; r++) {
+    const RankPlan *rank = &plan->ranks[r];
+    lua_createtable(L, 0, MEM_COUNT + 1);
+    for (int c = 0; c < MEM_COUNT; c++) set_int(L, MEM_NAME[c], rank->at_peak[c]);
+    set_int(L, "peak", rank->arena_bytes);
+    lua_seti(L, -2, rank->rank);
+  }
+  return 1;
+}
+
+static int plan_lua_verify(lua_State *L) {
+  const Plan *plan = bind_check_plan(L, 1);
+  PlanProof proof = {0};
+  PiperErr err = {0};
+  BIND_TRY(L, plan_verify(plan, &proof, &err), &err);
+  lua_createtable(L, 0, 4);
+  set_int(L, "instructions", proof.instrs);
+  set_int(L, "transfers", proof.pairs);
+  set_int(L, "collectives", proof.collectives);
+  set_int(L, "conflicts", proof.conflicts);
+  return 1;
+}
+
+static int plan_lua_digest(lua_State *L) {
+  char hex[20];
+  snprintf(hex, sizeof hex, "%016" PRIx64, bind_check_plan(L, 1)->digest);
+  lua_pushstring(L, hex);
+  return 1;
+}
+
+/* { batch =, dtype =, nodes =, order_rule =, seconds =, ranks = {0, 1, ...} } */
+static int plan_lua_info(lua_State *L) {
+  const Plan *plan = bind_check_plan(L, 1);
+  lua_newtable(L);
+  set_int(L, "batch", (uint64_t)plan->dag->batch);
+  set_int(L, "nodes", plan->n_order);
+  lua_pushstring(L, dtype_name(plan->options.dtype));
+  lua_setfield(L, -2, "dtype");
+  lua_pushstring(L, plan->order_rule);
+  lua_setfield(L, -2, "order_rule");
+  lua_pushnumber(L, plan->predicted_seconds);
+  lua_setfield(L, -2, "seconds");
+  lua_createtable(L, (int)plan->n_ranks, 0);
+  for (uint32_t r = 0; r < plan->n_ranks; r++) {
+    lua_pushinteger(L, plan->ranks[r].rank);
+    lua_seti(L, -2, (lua_Integer)r + 1);
+  }
+  lua_setfield(L, -2, "ranks");
+  return 1;
+}
+
+int luaopen_piper_core_plan(lua_State *L) {
+  static const luaL_Reg METHODS[] = {
+      {"actions", plan_lua_actions}, {"table", plan_lua_table},   {"memory", plan_lua_memory},
+      {"verify", plan_lua_verify},   {"digest", plan_lua_digest}, {"info", plan_lua_info},
+      {NULL, NULL},
+  };
+  luaL_newmetatable(L, SCRATCH_MT);
+  lua_pushcfunction(L, scratch_gc);
+  lua_setfield(L, -2, "__gc");
+  lua_pop(L, 1);
+  luaL_newmetatable(L, PLAN_MT);
+  lua_pushcfunction(L, plan_gc);
+  lua_setfield(L, -2, "__gc");
+  luaL_newlib(L, METHODS);
+  lua_setfield(L, -2, "__index");
+  lua_pop(L, 1);
+  lua_newtable(L);
+  lua_pushcfunction(L, plan_lua_compile);
+  lua_setfield(L, -2, "compile");
+  return 1;
+}

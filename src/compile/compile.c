@@ -1,0 +1,139 @@
+#include "compile/compile.h"
+
+#include "ir/cost.h"
+#include "passes/pipeline.h"
+#include "plan/plan_lower.h"
+#include "plan/plan_verify.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Every rank that some node runs on, ascending. */
+static PiperStatus collect_world(Plan *plan, PiperErr *err) {
+  const Dag *d = plan->dag;
+  bool *used = calloc(devsets_count(d->devsets), sizeof *used);
+  if (used == NULL) return err_nomem(err, "compile");
+  for (uint32_t n = 1; n < d->n; n++) used[d->devs[n]] = used[d->src_devs[n]] = true;
+  uint32_t world = 0;
+  PiperStatus st = PIPER_OK;
+  for (uint32_t id = 1, count = devsets_count(d->devsets); id < count && st == PIPER_OK; id++) {
+    if (!used[id]) continue;
+    if ((world = devsets_union(d->devsets, world, id)) == 0) st = err_nomem(err, "compile");
+  }
+  free(used);
+  TRY(st);
+  /* A union keeps the order of a set that contains the other: sort once more. */
+  const uint32_t n = devsets_size(d->devsets, world);
+  int32_t *ranks = malloc((n ? n : 1) * sizeof *ranks);
+  if (ranks == NULL) return err_nomem(err, "compile");
+  memcpy(ranks, devsets_ranks(d->devsets, world), n * sizeof *ranks);
+  for (uint32_t i = 1; i < n; i++)
+    for (uint32_t j = i; j > 0 && ranks[j - 1] > ranks[j]; j--) {
+      const int32_t t = ranks[j];
+      ranks[j] = ranks[j - 1];
+      ranks[j - 1] = t;
+    }
+  plan->world = devsets_id(d->devsets, ranks, n);
+  plan->n_ranks = n;
+  free(ranks);
+  return plan->world != 0 ? PIPER_OK : err_nomem(err, "compile");
+}
+
+/* Seconds of each node, one global order from them, and each rank's share of busy time. */
+static PiperStatus choose_order(Plan *plan, OrderRule rule, PiperErr *err) {
+  const Dag *d = plan->dag;
+  static const char *const RULE[] = {"", "critical_path", "downstream"};
+  double *seconds = calloc(d->n, sizeof *seconds);
+  if (seconds == NULL) return err_nomem(err, "compile");
+  for (uint32_t n = 1; n < d->n; n++)
+    seconds[n] = cost_node(&COST_CPU, plan->programs, d, (NodeId){n});
+  GlobalOrder order = {0};
+  PiperStatus st = global_order(d, seconds, rule, &order, err);
+  if (st == PIPER_OK) {
+    plan->order = order.order;
+    plan->n_order = order.n;
+    plan->order_rule = RULE[order.rule];
+    plan->predicted_seconds = order.seconds[order.rule];
+    plan->predicted_rule[0] = order.seconds[ORDER_CRITICAL_PATH];
+    plan->predicted_rule[1] = order.seconds[ORDER_DOWNSTREAM];
+    plan->busy_seconds = calloc(plan->n_ranks, sizeof *plan->busy_seconds);
+    if (plan->busy_seconds == NULL) st = err_nomem(err, "compile");
+  }
+  for (uint32_t n = 1; st == PIPER_OK && n < d->n; n++) {
+    if (NODE_KIND_COMMUNICATES[d->kind[n]]) continue;
+    const int32_t *ranks = devsets_ranks(d->devsets, d->devs[n]);
+    for (uint32_t j = 0; j < devsets_size(d->devsets, d->devs[n]); j++) {
+      const int32_t at = devsets_position(d->devsets, plan->world, ranks[j]);
+      plan->busy_seconds[at] += seconds[n];
+    }
+  }
+  free(seconds);
+  return st;
+}
+
+/* A plan that does not fit is refused before it runs. */
+static PiperStatus check_limit(const Plan *plan, uint64_t limit, PiperErr *err) {
+  if (limit == 0) return PIPER_OK;
+  const RankPlan *worst = &plan->ranks[0];
+  for (uint32_t r = 1; r < plan->n_ranks; r++)
+    if (plan->ranks[r].arena_bytes > worst->arena_bytes) worst = &plan->ranks[r];
+  if (worst->arena_bytes <= limit) return PIPER_OK;
+  const double mib = 1.0 / (1 << 20);
+  int largest = 0;
+  for (int c = 1; c < MEM_COUNT; c++)
+    if (worst->at_peak[c] > worst->at_peak[largest]) largest = c;
+  return err_set(err, PIPER_EUSER,
+                 "compile: rank %d needs %.2f MiB and memory_limit is %.2f MiB: params %.2f, grads %.2f, "
+                 "optimizer %.2f, activations %.2f, comm %.2f, workspace %.2f; %s",
+                 worst->rank, (double)worst->arena_bytes * mib, (double)limit * mib,
+                 (double)worst->at_peak[MEM_PARAMS] * mib, (double)worst->at_peak[MEM_GRADS] * mib,
+                 (double)worst->at_peak[MEM_OPTIMIZER] * mib,
+                 (double)worst->at_peak[MEM_ACTIVATIONS] * mib, (double)worst->at_peak[MEM_COMM] * mib,
+                 (double)worst->at_peak[MEM_WORKSPACE] * mib,
+                 largest <= MEM_OPTIMIZER
+                     ? "more pipeline stages leave fewer parameters on each rank"
+                     : "more microbatches, a smaller batch or a 1F1B schedule hold fewer activations");
+}
+
+PiperStatus compile_plan(const Graph *graph, const Strategy *strategy, const CompileOptions *options,
+                         Plan **out, char **dump, PiperErr *err) {
+  *dump = NULL;
+  Plan *plan = calloc(1, sizeof *plan);
+  if (plan == NULL || (plan->arena = arena_new()) == NULL) {
+    plan_free(plan);
+    return err_nomem(err, "compile");
+  }
+  plan->graph = graph;
+  plan->options = options->plan;
+  const PassOptions passes = {
+      .float_bytes = dtype_bytes(options->plan.dtype),
+      .clip = options->plan.clip_norm > 0,
+      .verify = options->verify,
+      .dump_after = options->dump_after,
+      .dump = dump,
+  };
+  PiperStatus st = passes_run(graph, options->batch, strategy, &passes, &plan->dag, err);
+  if (st != PIPER_OK) goto fail;
+  const ProgramSpec programs = {
+      .dag = plan->dag,
+      .dtype = options->plan.dtype,
+      .optimizer = options->plan.optimizer,
+      .clip_norm = options->plan.clip_norm,
+  };
+  if ((st = programs_new(&programs, &plan->programs, err)) != PIPER_OK) goto fail;
+  if ((st = collect_world(plan, err)) != PIPER_OK) goto fail;
+  if ((st = choose_order(plan, options->order_rule, err)) != PIPER_OK) goto fail;
+  if ((st = plan_lower(plan, err)) != PIPER_OK) goto fail;
+  if ((st = plan_place_memory(plan, err)) != PIPER_OK) goto fail;
+  if ((st = check_limit(plan, options->memory_limit, err)) != PIPER_OK) goto fail;
+  plan_compute_digest(plan);
+  if (options->verify) {
+    PlanProof proof;
+    if ((st = plan_verify(plan, &proof, err)) != PIPER_OK) goto fail;
+  }
+  *out = plan;
+  return PIPER_OK;
+fail:
+  plan_free(plan);
+  return st;
+}

@@ -1,0 +1,23 @@
+/* compile.h - the only place that goes the whole way from a traced model to a plan. */
+#ifndef PIPER_COMPILE_COMPILE_H
+#define PIPER_COMPILE_COMPILE_H
+
+#include "ir/global_order.h"
+#include "passes/directive.h"
+#include "plan/plan.h"
+
+typedef struct CompileOptions {
+  int64_t batch;          /* samples a step, >= 1 */
+  PlanOptions plan;
+  OrderRule order_rule;
+  uint64_t memory_limit;  /* bytes a rank; 0: none */
+  bool verify;            /* dag_verify after each pass, plan_verify at the end */
+  const char *dump_after; /* name of a pass; NULL: none */
+} CompileOptions;
+
+/* 'graph' is cut and outlives the plan. *out is the caller's (plan_free). *dump: malloc'ed text of
+ * the DAG after the pass named, or NULL; the caller frees it, also after a failure. */
+PiperStatus compile_plan(const Graph *graph, const Strategy *strategy, const CompileOptions *options,
+                         Plan **out, char **dump, PiperErr *err);
+
+#endif
