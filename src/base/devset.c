@@ -8,7 +8,7 @@
 struct DevSets {
   VEC(uint32_t) first; /* set i: ranks.at[first.at[i]] up to first.at[i + 1] */
   VEC(int32_t) ranks;
-  uint32_t *slots;     /* ids, 0 = free; n_slots is a power of two, at most half full */
+  uint32_t *slots; /* ids, 0 = free; n_slots is a power of two, at most half full */
   uint32_t n_slots;
 };
 
@@ -53,8 +53,8 @@ static uint32_t *slot_of(const DevSets *t, const int32_t *ranks, uint32_t n) {
   uint32_t i = hash_ranks(ranks, n) & (t->n_slots - 1);
   for (;; i = (i + 1) & (t->n_slots - 1)) {
     const uint32_t id = t->slots[i];
-    if (id == 0 || (devsets_size(t, id) == n &&
-                    memcmp(devsets_ranks(t, id), ranks, n * sizeof *ranks) == 0))
+    if (id == 0 ||
+        (devsets_size(t, id) == n && memcmp(devsets_ranks(t, id), ranks, n * sizeof *ranks) == 0))
       return &t->slots[i];
   }
 }

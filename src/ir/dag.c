@@ -25,8 +25,9 @@ const bool NODE_KIND_COMMUNICATES[NODE_KIND_COUNT] = {
 
 /* Every node field, once: growth, zeroing and freeing cannot forget one. */
 #define NODE_FIELDS(X)                                                                             \
-  X(kind) X(pass) X(chunk) X(bucket) X(tensor) X(devs) X(src_devs) X(lo) X(hi) X(src_lo) X(src_hi) \
-  X(stream) X(tags) X(mb) X(line) X(group) X(member) X(order_of)
+  X(kind)                                                                                          \
+  X(pass) X(chunk) X(bucket) X(tensor) X(devs) X(src_devs) X(lo) X(hi) X(src_lo) X(src_hi)         \
+      X(stream) X(tags) X(mb) X(line) X(group) X(member) X(order_of)
 
 /* Ids, 0 = free; n is a power of two, at most half of the slots are taken. */
 typedef struct Slots {
@@ -71,9 +72,9 @@ Dag *dag_new(const Graph *g, int64_t batch) {
   d->index = calloc(1, sizeof *d->index);
   if (d->arena == NULL || d->names == NULL || d->devsets == NULL || d->index == NULL) goto fail;
   d->home = arena_alloc(d->arena, g->params.n > 0 ? g->params.n : 1, sizeof *d->home);
-  if (d->home == NULL || !grow_nodes(d) || !vec_push(&d->edges, (Edge){0}) || !vec_push(&d->tensors, (Tensor){0}) ||
-      !vec_push(&d->buckets, (Bucket){0}) || !vec_push(&d->tags_first, 0) ||
-      dag_tags(d, NULL, 0) != 0)
+  if (d->home == NULL || !grow_nodes(d) || !vec_push(&d->edges, (Edge){0}) ||
+      !vec_push(&d->tensors, (Tensor){0}) || !vec_push(&d->buckets, (Bucket){0}) ||
+      !vec_push(&d->tags_first, 0) || dag_tags(d, NULL, 0) != 0)
     goto fail;
   return d;
 fail:
@@ -285,13 +286,9 @@ static void put_stage(Out *o, const Dag *d, ChunkId c) {
     put(o, "0");
     return;
   }
-  const uint32_t scope = graph_chunk(g, c)->scope;
-  for (uint32_t i = g->scope_first.at[scope]; i < g->scope_first.at[scope + 1]; i++) {
-    if (g->scope_tags.at[i].tag != pp) continue;
-    put(o, "%d", g->scope_tags.at[i].index);
-    return;
-  }
-  put(o, "-");
+  const int32_t stage = graph_scope_index(g, graph_chunk(g, c)->scope, pp);
+  if (stage >= 0) put(o, "%d", stage);
+  else put(o, "-");
 }
 
 static char pass_letter(unsigned pass) {

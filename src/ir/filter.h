@@ -30,10 +30,15 @@ typedef struct FilterIndex FilterIndex;
 PiperStatus filter_index_new(const Dag *d, FilterIndex **out, PiperErr *err);
 void filter_index_free(FilterIndex *x);
 
-/* Appends the matching COMPUTE nodes to 'out', ascending. Time: that of its rarest term.
- * A tag or index that occurs nowhere is an error that says which values there are, as in
- * "filter { PP = 5 } matches nothing; PP runs from 0 to 3" (the caller adds line and directive). */
+/* Appends the matching COMPUTE nodes to 'out', ascending. Time: that of its rarest term. What the
+ * user got wrong is PIPER_EUSER, nothing appended, and the caller adds line and directive:
+ *   filter { PP = 5 } matches nothing; PP runs from 0 to 3
+ *   filter { PQ = 5 } matches nothing; there is no tag "PQ" (did you mean "PP"?); the tags are MB, PP
+ *   filter { MB = 0, PASS = "BI" } matches nothing; 8 nodes have MB = 0, but none of them PASS = "BI"
+ * An index that occurs nowhere is an error also beside others that do. A tag that occurs nowhere is
+ * none where it is asked for as false: every node is outside of it. */
 PiperStatus filter_nodes(const FilterIndex *x, const Filter *f, U32Vec *out, PiperErr *err);
-void filter_text(const Filter *f, char *buf, size_t n); /* "{ MB = 1, PASS = \"F\", PP = 0 }" */
+/* "{ MB = 1, PASS = \"F\", PP = 0 }"; cut off where it does not fit, long lists shortened. */
+void filter_text(const Filter *f, char *buf, size_t n);
 
 #endif

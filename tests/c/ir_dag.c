@@ -77,7 +77,8 @@ static void nodes_and_edges(const Graph *g) {
   bool fresh = true;
   for (int i = 0; i < 1000; i++) {
     const NodeId n = dag_add_node(d, NODE_UPDATE, 0);
-    fresh = fresh && d->lo[n.i] == 0 && d->pass[n.i] == 0 && d->tags[n.i] == 0 && d->member[n.i] == 0;
+    fresh =
+        fresh && d->lo[n.i] == 0 && d->pass[n.i] == 0 && d->tags[n.i] == 0 && d->member[n.i] == 0;
     d->lo[n.i] = d->hi[n.i] = -1;
   }
   ok(fresh, "every field of a new node is 0");
@@ -90,7 +91,8 @@ static void nodes_and_edges(const Graph *g) {
   const EdgeId e = dag_add_edge(d, (NodeId){1}, (NodeId){2}, t);
   const EdgeId f = dag_add_temporal(d, (NodeId){2}, (NodeId){3}, line);
   ok(e.i == 1 && d->edges.at[1].src == 1 && d->edges.at[1].dst == 2 &&
-         d->edges.at[1].tensor == t.i && d->edges.at[1].kind == EDGE_DATA, "a data edge");
+         d->edges.at[1].tensor == t.i && d->edges.at[1].kind == EDGE_DATA,
+     "a data edge");
   ok(f.i == 2 && d->edges.at[2].kind == EDGE_TEMPORAL && d->edges.at[2].line == line,
      "a temporal edge");
   dag_remove_edge(d, e);

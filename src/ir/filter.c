@@ -1,0 +1,440 @@
+/* Nodes with the same tags share one interned tag set, so the index works on sets: (tag, index) ->
+ * tag sets -> nodes. A filter starts from the sets of its rarest term, checks the other terms once a
+ * set, and collects the nodes of those that pass. */
+#include "ir/filter.h"
+
+#include "base/nearest.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* One (tag, index) in use. */
+typedef struct Key {
+  uint32_t tag;
+  int32_t index;
+  uint32_t first, end; /* its tag sets: key_sets[first .. end), ascending */
+} Key;
+
+struct FilterIndex {
+  const Dag *dag;
+  uint32_t *set_first, *set_nodes; /* COMPUTE nodes of tag set s: set_nodes[set_first[s] ..
+                                      set_first[s + 1]), ascending */
+  uint32_t *used;                  /* tag sets that have such nodes, ascending */
+  uint32_t n_used;
+  VEC(Key) keys; /* ascending by (tag, index) */
+  uint32_t *key_sets;
+};
+
+typedef struct Triple {
+  Tag tag;
+  uint32_t set;
+} Triple;
+
+static int by_tag(const void *a, const void *b) {
+  const Triple *x = a, *y = b;
+  if (x->tag.tag != y->tag.tag) return x->tag.tag < y->tag.tag ? -1 : 1;
+  if (x->tag.index != y->tag.index) return x->tag.index < y->tag.index ? -1 : 1;
+  return (x->set > y->set) - (x->set < y->set);
+}
+
+void filter_index_free(FilterIndex *x) {
+  if (x == NULL) return;
+  free(x->set_first);
+  free(x->set_nodes);
+  free(x->used);
+  vec_free(&x->keys);
+  free(x->key_sets);
+  free(x);
+}
+
+PiperStatus filter_index_new(const Dag *d, FilterIndex **out, PiperErr *err) {
+  const uint32_t n_sets = (uint32_t)d->tags_first.n - 1;
+  Triple *triples = NULL;
+  FilterIndex *x = calloc(1, sizeof *x);
+  if (x == NULL) return err_nomem(err, "filter index");
+  x->dag = d;
+  x->set_first = calloc((size_t)n_sets + 1, sizeof *x->set_first);
+  x->set_nodes = malloc(d->n * sizeof *x->set_nodes);
+  x->used = malloc((size_t)n_sets * sizeof *x->used);
+  if (x->set_first == NULL || x->set_nodes == NULL || x->used == NULL) goto nomem;
+
+  /* Counts become ends; filling from the last node down turns ends into starts. */
+  for (uint32_t i = 1; i < d->n; i++)
+    if (d->kind[i] == NODE_COMPUTE) x->set_first[d->tags[i]]++;
+  uint32_t end = 0;
+  size_t n_triples = 0;
+  for (uint32_t s = 0; s < n_sets; s++) {
+    if (x->set_first[s] > 0) {
+      x->used[x->n_used++] = s;
+      n_triples += d->tags_first.at[s + 1] - d->tags_first.at[s];
+    }
+    x->set_first[s] = end += x->set_first[s];
+  }
+  x->set_first[n_sets] = end;
+  for (uint32_t i = d->n; i-- > 1;)
+    if (d->kind[i] == NODE_COMPUTE) x->set_nodes[--x->set_first[d->tags[i]]] = i;
+
+  triples = malloc((n_triples + 1) * sizeof *triples);
+  x->key_sets = malloc((n_triples + 1) * sizeof *x->key_sets);
+  if (triples == NULL || x->key_sets == NULL) goto nomem;
+  n_triples = 0;
+  for (uint32_t u = 0; u < x->n_used; u++)
+    for (uint32_t t = d->tags_first.at[x->used[u]]; t < d->tags_first.at[x->used[u] + 1]; t++)
+      triples[n_triples++] = (Triple){d->tags_at.at[t], x->used[u]};
+  qsort(triples, n_triples, sizeof *triples, by_tag);
+  for (uint32_t t = 0; t < n_triples; t++) {
+    const Tag tag = triples[t].tag;
+    x->key_sets[t] = triples[t].set;
+    if (t == 0 || tag.tag != triples[t - 1].tag.tag || tag.index != triples[t - 1].tag.index) {
+      const Key key = {.tag = tag.tag, .index = tag.index, .first = t};
+      if (!vec_push(&x->keys, key)) goto nomem;
+    }
+    x->keys.at[x->keys.n - 1].end = t + 1;
+  }
+  free(triples);
+  *out = x;
+  return PIPER_OK;
+nomem:
+  free(triples);
+  filter_index_free(x);
+  return err_nomem(err, "filter index");
+}
+
+/* The first key that is not before (tag, index). */
+static size_t lower_key(const FilterIndex *x, uint32_t tag, int32_t index) {
+  size_t lo = 0, hi = x->keys.n;
+  while (lo < hi) {
+    const size_t mid = lo + (hi - lo) / 2;
+    const Key *k = &x->keys.at[mid];
+    if (k->tag < tag || (k->tag == tag && k->index < index)) lo = mid + 1;
+    else hi = mid;
+  }
+  return lo;
+}
+
+/* The keys of a tag: keys.at[first .. end). */
+typedef struct KeyRange {
+  size_t first, end;
+} KeyRange;
+
+static KeyRange keys_of(const FilterIndex *x, uint32_t tag) {
+  return (KeyRange){lower_key(x, tag, INT32_MIN), lower_key(x, tag + 1, INT32_MIN)};
+}
+
+static const Key *find_key(const FilterIndex *x, uint32_t tag, int32_t index) {
+  const size_t k = lower_key(x, tag, index);
+  if (k == x->keys.n || x->keys.at[k].tag != tag || x->keys.at[k].index != index) return NULL;
+  return &x->keys.at[k];
+}
+
+/* ---- text -------------------------------------------------------------------------------------- */
+
+typedef struct Out {
+  char *buf;
+  size_t size, at;
+} Out;
+
+static void put(Out *o, const char *fmt, ...) PIPER_PRINTF(2, 3);
+static void put(Out *o, const char *fmt, ...) {
+  va_list args;
+  va_start(args, fmt);
+  const int n = vsnprintf(o->buf + o->at, o->size - o->at, fmt, args);
+  va_end(args);
+  if (n > 0) o->at += (size_t)n < o->size - o->at ? (size_t)n : o->size - o->at - 1;
+}
+
+#define LISTED 12 /* of longer lists only the beginning is shown */
+
+static void put_term(Out *o, const FilterTerm *t) {
+  put(o, "%s = ", t->tag);
+  if (t->kind == TERM_ANY) {
+    put(o, "\"*\"");
+  } else if (t->kind == TERM_NONE) {
+    put(o, "false");
+  } else if (t->n_indices == 1) {
+    put(o, "%d", t->indices[0]);
+  } else {
+    for (uint32_t i = 0; i < t->n_indices && i < LISTED; i++)
+      put(o, "%s%d", i == 0 ? "{ " : ", ", t->indices[i]);
+    put(o, t->n_indices > LISTED ? ", ... }" : t->n_indices == 0 ? "{}" : " }");
+  }
+}
+
+static void put_passes(Out *o, uint32_t passes) {
+  const bool several = (passes & (passes - 1)) != 0;
+  const char *before = several ? "{ " : "";
+  put(o, "PASS = ");
+  for (unsigned p = 0; p < PASS_COUNT; p++) {
+    if ((passes >> p & 1) == 0) continue;
+    put(o, "%s\"%s\"", before, PASS_NAME[p]);
+    before = ", ";
+  }
+  if (several) put(o, " }");
+}
+
+/* The terms before 'n_terms', and PASS when 'with_pass', in the order of their names. */
+static void put_terms(Out *o, const Filter *f, uint32_t n_terms, bool with_pass,
+                      const char *comma) {
+  bool pass_due = with_pass && f->passes != 0;
+  const char *before = "";
+  for (uint32_t i = 0; i <= n_terms; i++) {
+    if (pass_due && (i == n_terms || strcmp(f->terms[i].tag, "PASS") > 0)) {
+      put(o, "%s", before);
+      put_passes(o, f->passes);
+      before = comma;
+      pass_due = false;
+    }
+    if (i == n_terms) break;
+    put(o, "%s", before);
+    put_term(o, &f->terms[i]);
+    before = comma;
+  }
+}
+
+void filter_text(const Filter *f, char *buf, size_t n) {
+  if (n == 0) return;
+  buf[0] = '\0';
+  Out o = {buf, n, 0};
+  if (f->n_terms == 0 && f->passes == 0) {
+    put(&o, "{}");
+    return;
+  }
+  put(&o, "{ ");
+  put_terms(&o, f, f->n_terms, true, ", ");
+  put(&o, " }");
+}
+
+/* ---- what matches nothing ---------------------------------------------------------------------- */
+
+static int by_name(const void *a, const void *b) {
+  return strcmp(*(const char *const *)a, *(const char *const *)b);
+}
+
+static PiperStatus unknown_tag(const FilterIndex *x, const Filter *f, const char *tag,
+                               PiperErr *err) {
+  char what[256], known[256];
+  Out o = {known, sizeof known, 0};
+  filter_text(f, what, sizeof what);
+  VEC(const char *) names = {0};
+  for (size_t k = 0; k < x->keys.n; k = keys_of(x, x->keys.at[k].tag).end)
+    if (!vec_push(&names, intern_text(x->dag->names, x->keys.at[k].tag))) {
+      vec_free(&names);
+      return err_nomem(err, "filter");
+    }
+  if (names.n == 0) {
+    vec_free(&names);
+    return err_set(err, PIPER_EUSER,
+                   "filter %s matches nothing; there is no tag \"%s\", nothing is "
+                   "annotated or split",
+                   what, tag);
+  }
+  qsort(names.at, names.n, sizeof *names.at, by_name);
+  Nearest nearest = {0};
+  for (size_t i = 0; i < names.n; i++) {
+    nearest_try(&nearest, tag, names.at[i]);
+    if (i < LISTED) put(&o, "%s%s", i > 0 ? ", " : "", names.at[i]);
+    else if (i == LISTED) put(&o, ", ...");
+  }
+  char hint[96] = "";
+  if (nearest.best != NULL) snprintf(hint, sizeof hint, " (did you mean \"%s\"?)", nearest.best);
+  const bool one = names.n == 1;
+  vec_free(&names);
+  return err_set(err, PIPER_EUSER, "filter %s matches nothing; there is no tag \"%s\"%s; %s %s",
+                 what, tag, hint, one ? "the only tag is" : "the tags are", known);
+}
+
+/* "PP runs from 0 to 3", "PP is always 0", "PP has the values 0-2, 8" */
+static void put_values(Out *o, const FilterIndex *x, KeyRange r, const char *tag) {
+  const Key *keys = x->keys.at;
+  const int64_t first = keys[r.first].index, last = keys[r.end - 1].index;
+  if (first == last) {
+    put(o, "%s is always %d", tag, (int)first);
+  } else if (last - first + 1 == (int64_t)(r.end - r.first)) {
+    put(o, "%s runs from %d to %d", tag, (int)first, (int)last);
+  } else {
+    put(o, "%s has the values ", tag);
+    size_t shown = 0;
+    for (size_t k = r.first, end; k < r.end; k = end, shown++) {
+      for (end = k + 1; end < r.end && keys[end].index == keys[end - 1].index + 1;) end++;
+      if (shown == LISTED) {
+        put(o, ", ...");
+        break;
+      }
+      put(o, shown > 0 ? ", %d" : "%d", keys[k].index);
+      if (end - k > 1) put(o, "-%d", keys[end - 1].index);
+    }
+  }
+}
+
+static PiperStatus index_out_of_range(const FilterIndex *x, const Filter *f, const FilterTerm *term,
+                                      int32_t index, KeyRange keys, PiperErr *err) {
+  char what[256], values[512];
+  Out o = {values, sizeof values, 0};
+  filter_text(f, what, sizeof what);
+  put_values(&o, x, keys, term->tag);
+  if (term->n_indices == 1)
+    return err_set(err, PIPER_EUSER, "filter %s matches nothing; %s", what, values);
+  return err_set(err, PIPER_EUSER, "filter %s: %s = %d matches nothing; %s", what, term->tag, index,
+                 values);
+}
+
+/* ---- matching ---------------------------------------------------------------------------------- */
+
+/* A term with its tag looked up. */
+typedef struct Term {
+  const FilterTerm *term;
+  uint32_t tag;
+  KeyRange keys; /* of the tag; empty: TERM_NONE of a tag that occurs nowhere */
+} Term;
+
+static PiperStatus resolve(const FilterIndex *x, const Filter *f, Term *terms, PiperErr *err) {
+  for (uint32_t i = 0; i < f->n_terms; i++) {
+    const FilterTerm *t = &f->terms[i];
+    terms[i] = (Term){.term = t, .tag = intern_find(x->dag->names, t->tag)};
+    if (terms[i].tag != 0) terms[i].keys = keys_of(x, terms[i].tag);
+    if (terms[i].keys.first == terms[i].keys.end) { /* also names that are no tags */
+      if (t->kind == TERM_NONE) continue;
+      return unknown_tag(x, f, t->tag, err);
+    }
+    for (uint32_t k = 0; t->kind == TERM_INDEX && k < t->n_indices; k++)
+      if (find_key(x, terms[i].tag, t->indices[k]) == NULL)
+        return index_out_of_range(x, f, t, t->indices[k], terms[i].keys, err);
+  }
+  return PIPER_OK;
+}
+
+static bool has_index(const FilterTerm *t, int32_t index) {
+  uint32_t lo = 0, hi = t->n_indices;
+  while (lo < hi) {
+    const uint32_t mid = lo + (hi - lo) / 2;
+    if (t->indices[mid] < index) lo = mid + 1;
+    else hi = mid;
+  }
+  return lo < t->n_indices && t->indices[lo] == index;
+}
+
+static bool set_has(const Dag *d, uint32_t set, const Term *t) {
+  const uint32_t end = d->tags_first.at[set + 1];
+  for (uint32_t i = d->tags_first.at[set]; i < end; i++)
+    if (d->tags_at.at[i].tag == t->tag)
+      return t->term->kind == TERM_ANY ||
+             (t->term->kind == TERM_INDEX && has_index(t->term, d->tags_at.at[i].index));
+  return t->term->kind == TERM_NONE;
+}
+
+static bool set_has_all(const Dag *d, uint32_t set, const Term *terms, uint32_t n) {
+  for (uint32_t i = 0; i < n; i++)
+    if (!set_has(d, set, &terms[i])) return false;
+  return true;
+}
+
+static bool collect(const FilterIndex *x, const Filter *f, const Term *terms, uint32_t set,
+                    U32Vec *out) {
+  if (!set_has_all(x->dag, set, terms, f->n_terms)) return true;
+  for (uint32_t i = x->set_first[set]; i < x->set_first[set + 1]; i++) {
+    const uint32_t node = x->set_nodes[i];
+    if (f->passes != 0 && (f->passes >> x->dag->pass[node] & 1) == 0) continue;
+    if (!vec_push(out, node)) return false;
+  }
+  return true;
+}
+
+static bool collect_key(const FilterIndex *x, const Filter *f, const Term *terms, const Key *key,
+                        U32Vec *out) {
+  for (uint32_t s = key->first; s < key->end; s++)
+    if (!collect(x, f, terms, x->key_sets[s], out)) return false;
+  return true;
+}
+
+static int by_id(const void *a, const void *b) {
+  const uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+  return (x > y) - (x < y);
+}
+
+/* Tag sets to look at when starting from this term; no term: all. */
+static uint64_t term_cost(const FilterIndex *x, const Term *t) {
+  uint64_t n = 0;
+  if (t->term->kind == TERM_ANY) {
+    n = x->keys.at[t->keys.end - 1].end - x->keys.at[t->keys.first].first;
+  } else if (t->term->kind == TERM_INDEX) {
+    for (uint32_t i = 0; i < t->term->n_indices; i++) {
+      const Key *key = find_key(x, t->tag, t->term->indices[i]);
+      n += key->end - key->first;
+    }
+  } else {
+    n = x->n_used;
+  }
+  return n;
+}
+
+/* Which term removes the last node: they are added one by one, PASS at the end. */
+static PiperStatus explain_empty(const FilterIndex *x, const Filter *f, const Term *terms,
+                                 PiperErr *err) {
+  char what[256], kept[256] = "", removed[256];
+  uint64_t before = 0;
+  uint32_t n = 0; /* with the first n terms nothing is left; n_terms + 1: PASS takes the last */
+  for (; n <= f->n_terms; n++) {
+    uint64_t count = 0;
+    for (uint32_t u = 0; u < x->n_used; u++)
+      if (set_has_all(x->dag, x->used[u], terms, n))
+        count += x->set_first[x->used[u] + 1] - x->set_first[x->used[u]];
+    if (count == 0) break;
+    before = count;
+  }
+  filter_text(f, what, sizeof what);
+  if (n == 0)
+    return err_set(err, PIPER_EUSER, "filter %s matches nothing; there are no nodes", what);
+  Out o = {kept, sizeof kept, 0}, r = {removed, sizeof removed, 0};
+  put_terms(&o, f, n - 1, false, " and ");
+  if (n <= f->n_terms) put_term(&r, &f->terms[n - 1]);
+  else put_passes(&r, f->passes);
+  if (n == 1)
+    return err_set(err, PIPER_EUSER, "filter %s matches nothing; no node has %s", what, removed);
+  return err_set(err, PIPER_EUSER, "filter %s matches nothing; %llu node%s %s, but none of them %s",
+                 what, (unsigned long long)before, before == 1 ? " has" : "s have", kept, removed);
+}
+
+PiperStatus filter_nodes(const FilterIndex *x, const Filter *f, U32Vec *out, PiperErr *err) {
+  Term few[8];
+  Term *terms = f->n_terms <= 8 ? few : malloc(f->n_terms * sizeof *terms);
+  if (terms == NULL) return err_nomem(err, "filter");
+  const size_t first = out->n;
+  PiperStatus st = resolve(x, f, terms, err);
+  if (st != PIPER_OK) goto done;
+
+  const Term *rarest = NULL;
+  uint64_t least = x->n_used;
+  for (uint32_t i = 0; i < f->n_terms; i++) {
+    const uint64_t cost = term_cost(x, &terms[i]);
+    if (terms[i].term->kind == TERM_NONE || (rarest != NULL && cost >= least)) continue;
+    rarest = &terms[i];
+    least = cost;
+  }
+  bool fits = true;
+  if (rarest == NULL) {
+    for (uint32_t u = 0; fits && u < x->n_used; u++) fits = collect(x, f, terms, x->used[u], out);
+  } else if (rarest->term->kind == TERM_ANY) {
+    for (size_t k = rarest->keys.first; fits && k < rarest->keys.end; k++)
+      fits = collect_key(x, f, terms, &x->keys.at[k], out);
+  } else {
+    const FilterTerm *t = rarest->term;
+    for (uint32_t i = 0; fits && i < t->n_indices; i++)
+      if (i == 0 || t->indices[i] != t->indices[i - 1])
+        fits = collect_key(x, f, terms, find_key(x, rarest->tag, t->indices[i]), out);
+  }
+  if (!fits) {
+    out->n = first;
+    st = err_nomem(err, "filter");
+  } else if (out->n == first) {
+    st = explain_empty(x, f, terms, err);
+  } else {
+    bool ascending = true;
+    for (size_t i = first + 1; i < out->n; i++)
+      ascending = ascending && out->at[i] > out->at[i - 1];
+    if (!ascending) qsort(out->at + first, out->n - first, sizeof *out->at, by_id);
+  }
+done:
+  if (terms != few) free(terms);
+  return st;
+}
