@@ -76,10 +76,12 @@ PiperStatus programs_norm(Programs *p, BucketId bucket, uint32_t *id, PiperErr *
 PiperStatus programs_update(Programs *p, BucketId bucket, uint32_t *id, PiperErr *err);
 /* Writes zeros to gradients of the bucket that no instruction of a rank writes. */
 PiperStatus programs_zero_grad(Programs *p, BucketId bucket, uint32_t *id, PiperErr *err);
+const ProgramSpec *programs_spec(const Programs *p);
 const Program *programs_at(const Programs *p, uint32_t id);
 uint32_t programs_count(const Programs *p);
 
-/* What one node costs on one of its devices; sums over a chunk's ops, cached by (chunk, pass, samples). */
+/* What one node costs on one of its devices: that of its program, which is built for it. Zeros when
+ * that fails; programs_chunk then says why. */
 OpCost programs_cost(Programs *p, ChunkId chunk, Pass pass, int64_t samples);
 
 #endif

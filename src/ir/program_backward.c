@@ -1,0 +1,147 @@
+/* The backward passes of a chunk: the gradients of its ops, in reverse order of the ops.
+ *
+ * The gradient of a value is the sum of its contributions in this order, whatever the pass: 1 where
+ * it is a loss; what other chunks contribute, by output and then by consumer; what the chunk's own
+ * ops contribute, last op first, operands of one op in order. The first writes, the others add. B
+ * is the calls of both classes in this order, BI those of CLASS_BI, BW those of CLASS_BW; no sum is
+ * spread over two classes, so B gives the bits of BI and BW.
+ *
+ * Where a gradient lies:
+ *
+ *   of an input of the chunk       GRAD (value, this chunk)
+ *   of a parameter                 PGRAD; the instruction says whether the first contribution of
+ *                                  this program is the step's first to the bucket
+ *   only one incoming contribution where that lies; BW binds it again
+ *   kept (program_chunk.c), and the pass is split      KEPT
+ *   otherwise                      workspace
+ *
+ * A contribution is begun only when the first call needs it, which keeps temporaries short-lived. */
+#include "ir/program_build.h"
+
+#include "ir/grad_flow.h"
+
+typedef struct Backward {
+  ProgramBuild *b;
+  int classes; /* of the calls that belong to this pass */
+} Backward;
+
+static int class_of(const ChunkValue *target) { return target->up ? CLASS_BI : CLASS_BW; }
+
+static bool is_param(const ProgramBuild *b, const ChunkValue *root) {
+  return graph_value(b->graph, root->value)->kind == VALUE_PARAM;
+}
+
+static Place incoming_place(ProgramBuild *b, const Incoming *in) {
+  return build_place(b, (Binding){.kind = BIND_GRAD, .value = in->value, .chunk = in->consumer}, 0);
+}
+
+static Place grad_place(const Backward *w, ChunkValue *root) {
+  ProgramBuild *b = w->b;
+  if (!root->computed && is_param(b, root)) {
+    const ParamHome *home = &b->dag->home[graph_value(b->graph, root->value)->param.i];
+    return build_place(b, (Binding){.kind = BIND_PGRAD, .bucket = home->bucket},
+                       (uint64_t)home->offset * b->float_bytes);
+  }
+  if (!root->computed)
+    return build_place(b, (Binding){.kind = BIND_GRAD, .value = root->value, .chunk = b->chunk}, 0);
+  if (grad_in_place(root)) return incoming_place(b, &b->incoming.at[root->first_incoming]);
+  if (root->kept && w->classes != (CLASS_BI | CLASS_BW))
+    return build_place(b, (Binding){.kind = BIND_KEPT}, root->kept_at);
+  return build_temp(b, &root->grad_temp, root->value);
+}
+
+/* The destination of the newest call: the gradient of 'root', in the shape of its member v. */
+static void write_grad(Backward *w, KernelCall *call, uint32_t arg, ChunkValue *root, Place at, ValueId v) {
+  ProgramBuild *b = w->b;
+  const bool from_step = !root->computed && is_param(b, root); /* others may have begun the sum */
+  call->accumulate = root->grad_written || from_step;
+  if (from_step && !root->grad_written) call->first_base = at.base;
+  build_arg(b, arg, at, v, call->accumulate ? BIND_READ | BIND_WRITE : BIND_WRITE);
+  root->grad_written = true;
+}
+
+/* d loss / d loss, once for each loss that the group holds. */
+static void write_seed(Backward *w, ChunkValue *root) {
+  if (is_param(w->b, root)) {
+    build_fail(w->b, PIPER_EBUG, "a loss is a parameter");
+    return;
+  }
+  const Place to = grad_place(w, root);
+  KernelCall *call = build_call(w->b, OP_FILL, KERNEL_F, 1);
+  if (call == NULL) return;
+  call->attrs.d[0] = root->n_seeds;
+  write_grad(w, call, 0, root, to, root->value);
+  build_cost(w->b, (OpCost){.bytes = (double)build_bytes(w->b, root->value)});
+}
+
+static void add_incoming(Backward *w, ChunkValue *root, const Incoming *in) {
+  const Place from = incoming_place(w->b, in), to = grad_place(w, root);
+  KernelCall *call = build_call(w->b, OP_ACCUMULATE, KERNEL_F, 2);
+  if (call == NULL) return;
+  build_arg(w->b, 0, from, in->value, BIND_READ);
+  write_grad(w, call, 1, root, to, in->value);
+  const double bytes = (double)build_bytes(w->b, in->value);
+  build_cost(w->b, (OpCost){.flops = bytes / (double)w->b->float_bytes, .bytes = 3 * bytes});
+}
+
+/* The contributions that come before those of the chunk's ops. */
+static void begin_grad(Backward *w, ChunkValue *root) {
+  if (root->grad_begun) return;
+  root->grad_begun = true;
+  if (!(class_of(root) & w->classes) || grad_in_place(root)) return;
+  ProgramBuild *b = w->b;
+  if (root->n_seeds > 0) write_seed(w, root);
+  for (uint32_t i = root->first_incoming; i != 0; i = b->incoming.at[i].next)
+    add_incoming(w, root, &b->incoming.at[i]);
+}
+
+static void run_gradient(Backward *w, OpId id, int wrt, ChunkValue *out, ChunkValue *in) {
+  ProgramBuild *b = w->b;
+  const Op *op = graph_op(b->graph, id);
+  const uint32_t n = (uint32_t)OP_INFO[op->kind].n_operands;
+  ValueId read[4] = {{0}};
+  Place place[4] = {{0}};
+  for (const char *s = OP_INFO[op->kind].saves[wrt]; *s != '\0'; s++) {
+    if (*s == 'y') read[n] = op->out;
+    if (*s >= '0' && *s <= '2') read[*s - '0'] = op->in[*s - '0'];
+  }
+  for (uint32_t i = 0; i <= n; i++)
+    if (read[i].i != 0) place[i] = build_value(b, read[i]);
+  const Place from = grad_place(w, out), to = grad_place(w, in);
+  KernelCall *call = build_call(b, op->kind, KERNEL_B, n + 3);
+  if (call == NULL) return;
+  call->wrt = (uint8_t)wrt;
+  call->attrs = build_attrs(b, op);
+  for (uint32_t i = 0; i <= n; i++) {
+    if (read[i].i != 0) build_arg(b, i, place[i], read[i], BIND_READ);
+    else build_arg_shape(b, i, i < n ? op->in[i] : op->out);
+  }
+  build_arg(b, n + 1, from, op->out, BIND_READ);
+  write_grad(w, call, n + 2, in, to, op->in[wrt]);
+  build_cost(b, graph_op_cost(b->graph, id, KERNEL_B, wrt, b->samples, b->float_bytes));
+}
+
+void build_backward(ProgramBuild *b, int classes) {
+  Backward w = {b, classes};
+  const Chunk *c = graph_chunk(b->graph, b->chunk);
+  for (uint32_t o = c->end_op; o-- > c->first_op && b->failed == PIPER_OK;) {
+    const Op *op = graph_op(b->graph, (OpId){o});
+    if (op_is_view(op)) continue; /* its gradient is its operand's */
+    ChunkValue *out = &b->values.at[b->values.at[build_find(b, op->out)].root];
+    for (int wrt = 0; wrt < 3; wrt++) {
+      if (!op_grad_flows(b->graph, op, wrt)) continue;
+      ChunkValue *in = &b->values.at[b->values.at[build_find(b, op->in[wrt])].root];
+      if (!(class_of(in) & classes)) continue;
+      if (out->n_grads == 0) {
+        build_fail(b, PIPER_EBUG, "a gradient that nothing contributes to is needed");
+        return;
+      }
+      begin_grad(&w, out);
+      begin_grad(&w, in);
+      run_gradient(&w, (OpId){o}, wrt, out, in);
+    }
+  }
+  /* What no op of the chunk contributes to: inputs and parameters that are outputs reshaped. */
+  for (uint32_t i = 1; i < b->values.n && b->failed == PIPER_OK; i++)
+    if (b->values.at[i].root == i && !b->values.at[i].computed) begin_grad(&w, &b->values.at[i]);
+}

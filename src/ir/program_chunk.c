@@ -1,0 +1,149 @@
+/* Storage of a chunk's values.
+ *
+ * A value lies in the first of these that fits:
+ *
+ *   another chunk's value, a model input, a parameter   its own binding
+ *   output of the chunk                                 its own VALUE binding
+ *   read by a gradient of CLASS_BW                      SAVED_W
+ *   read by gradients of CLASS_BI only                  SAVED_I
+ *   otherwise                                           workspace
+ *
+ * and all members of a RESHAPE group lie where their root lies. When the root is computed here, the
+ * first output of the group (the root, if it is one) lends the group its VALUE binding; every other
+ * output gets a copy, which only its consumers in other chunks read. Nothing here depends on the
+ * pass, so F, B, BI and BW agree about offsets.
+ *
+ * Classes. The gradient of a value is CLASS_BI when gradient flows from it to an input of the chunk
+ * that needs one, otherwise CLASS_BW: parameters, what depends on parameters only, and all of a
+ * chunk whose inputs need no gradients. A gradient of CLASS_BI is computed from gradients of
+ * CLASS_BI only, since what a value passes its gradient to lies on the same way. */
+#include "ir/program_build.h"
+
+#include "ir/grad_flow.h"
+
+static ChunkValue *root_of(ProgramBuild *b, ValueId v) {
+  return &b->values.at[b->values.at[build_find(b, v)].root];
+}
+
+static uint64_t aligned(uint64_t at) { return (at + PROGRAM_ALIGN - 1) / PROGRAM_ALIGN * PROGRAM_ALIGN; }
+
+static void collect_values(ProgramBuild *b) {
+  const Chunk *c = graph_chunk(b->graph, b->chunk);
+  for (uint32_t o = c->first_op; o < c->end_op; o++) {
+    const Op *op = graph_op(b->graph, (OpId){o});
+    for (int i = 0; i < 3; i++)
+      if (op->in[i].i != 0 && build_find(b, op->in[i]) == 0 && !build_add(b, op->in[i], 0, false)) return;
+    const uint32_t root = op_is_view(op) ? b->values.at[build_find(b, op->in[0])].root : 0;
+    if (!build_add(b, op->out, root, true)) return;
+  }
+}
+
+static void mark_outputs(ProgramBuild *b) {
+  const Chunk *c = graph_chunk(b->graph, b->chunk);
+  for (uint32_t i = 0; i < c->n_out; i++) {
+    const ValueId v = {b->graph->chunk_values.at[c->out_first + i]};
+    b->values.at[build_find(b, v)].output = true;
+    ChunkValue *root = root_of(b, v);
+    if (root->computed && root->owner.i == 0) root->owner = v;
+    uint32_t n;
+    const uint32_t *readers = build_grad_readers(b, v, &n);
+    for (uint32_t j = 0; j < n; j++) {
+      const uint32_t id = (uint32_t)b->incoming.n;
+      if (!vec_push(&b->incoming, ((Incoming){v, {readers[j]}, 0}))) {
+        build_fail(b, PIPER_ENOMEM, NULL);
+        return;
+      }
+      if (root->first_incoming == 0) root->first_incoming = id;
+      else b->incoming.at[root->last_incoming].next = id;
+      root->last_incoming = id;
+      root->n_grads++;
+    }
+  }
+}
+
+static int class_of(const ChunkValue *target) { return target->up ? CLASS_BI : CLASS_BW; }
+
+/* Operands come before results, so one walk in op order knows 'up' of an op's operands. */
+static void mark_gradients(ProgramBuild *b, const Op *op) {
+  ChunkValue *out = root_of(b, op->out);
+  for (int wrt = 0; wrt < 3; wrt++) {
+    if (!op_grad_flows(b->graph, op, wrt)) continue;
+    ChunkValue *in = root_of(b, op->in[wrt]);
+    if (!in->computed && graph_value(b->graph, in->value)->kind == VALUE_OP) in->up = true;
+    if (in->up) out->up = true;
+  }
+  if (build_loss(b, op->out) != 0 && graph_value(b->graph, op->out)->needs_grad) {
+    out->n_seeds++;
+    out->n_grads++;
+  }
+  if (op_is_view(op)) return;
+  for (int wrt = 0; wrt < 3; wrt++) {
+    if (!op_grad_flows(b->graph, op, wrt)) continue;
+    ChunkValue *in = root_of(b, op->in[wrt]);
+    in->n_grads++;
+    if (out->up && !in->up) out->kept = true;
+    for (const char *s = OP_INFO[op->kind].saves[wrt]; *s != '\0'; s++) {
+      if (*s == 'y') out->readers |= (uint8_t)class_of(in);
+      if (*s >= '0' && *s <= '2' && op->in[*s - '0'].i != 0)
+        root_of(b, op->in[*s - '0'])->readers |= (uint8_t)class_of(in);
+    }
+  }
+}
+
+static void place_values(ProgramBuild *b) {
+  uint64_t end_i = 0, end_w = 0, end_kept = 0;
+  for (uint32_t i = 1; i < b->values.n; i++) {
+    ChunkValue *v = &b->values.at[i];
+    if (v->root != i || !v->computed) continue;
+    const uint64_t bytes = aligned(build_bytes(b, v->value));
+    if (v->owner.i == 0 && v->readers != 0) {
+      uint64_t *end = v->readers & CLASS_BW ? &end_w : &end_i;
+      v->saved_at = *end;
+      *end += bytes;
+    }
+    if (grad_in_place(v)) v->kept = false; /* BW reads it where it arrived */
+    if (v->kept) {
+      v->kept_at = end_kept;
+      end_kept += bytes;
+    }
+  }
+}
+
+void build_layout(ProgramBuild *b) {
+  if (!vec_push(&b->values, (ChunkValue){0}) || !vec_push(&b->incoming, (Incoming){0}))
+    build_fail(b, PIPER_ENOMEM, NULL);
+  if (b->failed == PIPER_OK) collect_values(b);
+  if (b->failed == PIPER_OK) mark_outputs(b);
+  if (b->failed != PIPER_OK) return;
+  const Chunk *c = graph_chunk(b->graph, b->chunk);
+  for (uint32_t o = c->first_op; o < c->end_op; o++) mark_gradients(b, graph_op(b->graph, (OpId){o}));
+  place_values(b);
+}
+
+Place build_value(ProgramBuild *b, ValueId v) {
+  ChunkValue *root = root_of(b, v);
+  const Value *value = graph_value(b->graph, root->value);
+  if (!root->computed) {
+    switch (value->kind) {
+    case VALUE_INPUT: return build_place(b, (Binding){.kind = BIND_INPUT, .value = root->value}, 0);
+    case VALUE_OP: return build_place(b, (Binding){.kind = BIND_VALUE, .value = root->value}, 0);
+    case VALUE_PARAM: break;
+    }
+    const ParamHome *home = &b->dag->home[value->param.i];
+    return build_place(b, (Binding){.kind = BIND_PARAM, .bucket = home->bucket},
+                       (uint64_t)home->offset * b->float_bytes);
+  }
+  if (root->owner.i != 0) return build_place(b, (Binding){.kind = BIND_VALUE, .value = root->owner}, 0);
+  if (root->readers & CLASS_BW) return build_place(b, (Binding){.kind = BIND_SAVED_W}, root->saved_at);
+  if (root->readers != 0) return build_place(b, (Binding){.kind = BIND_SAVED_I}, root->saved_at);
+  return build_temp(b, &root->temp, root->value);
+}
+
+OpAttrs build_attrs(const ProgramBuild *b, const Op *op) {
+  OpAttrs attrs = op->attrs;
+  if (op->per_element_mean) {
+    const bool batched = graph_value(b->graph, op->in[0])->shape.batched;
+    attrs.d[0] = op->divisor_per_sample * (batched ? (double)b->dag->batch : 1);
+  }
+  return attrs;
+}

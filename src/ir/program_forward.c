@@ -1,0 +1,54 @@
+/* The forward pass of a chunk: its ops in trace order. A RESHAPE is a call only where it has to copy
+ * (program_chunk.c says where), and a loss is handed to the metrics as soon as it is known. */
+#include "ir/program_build.h"
+
+static bool needs_copy(const ProgramBuild *b, ValueId out) {
+  const ChunkValue *v = &b->values.at[build_find(b, out)];
+  return v->output && b->values.at[v->root].owner.i != out.i;
+}
+
+static void copy_output(ProgramBuild *b, const Op *op) {
+  const Place from = build_value(b, op->in[0]);
+  const Place to = build_place(b, (Binding){.kind = BIND_VALUE, .value = op->out}, 0);
+  build_call(b, op->kind, KERNEL_F, 2);
+  build_arg(b, 0, from, op->in[0], BIND_READ);
+  build_arg(b, 1, to, op->out, BIND_WRITE);
+  build_cost(b, (OpCost){.bytes = 2 * (double)build_bytes(b, op->out)});
+}
+
+static void run_op(ProgramBuild *b, OpId id) {
+  const Op *op = graph_op(b->graph, id);
+  const uint32_t n = (uint32_t)OP_INFO[op->kind].n_operands;
+  Place in[3] = {{0}};
+  for (uint32_t i = 0; i < n; i++)
+    if (op->in[i].i != 0) in[i] = build_value(b, op->in[i]);
+  const Place out = build_value(b, op->out);
+  KernelCall *call = build_call(b, op->kind, KERNEL_F, n + 1);
+  if (call == NULL) return;
+  call->attrs = build_attrs(b, op);
+  for (uint32_t i = 0; i < n; i++)
+    if (op->in[i].i != 0) build_arg(b, i, in[i], op->in[i], BIND_READ);
+  build_arg(b, n, out, op->out, BIND_WRITE);
+  build_cost(b, graph_op_cost(b->graph, id, KERNEL_F, 0, b->samples, b->float_bytes));
+}
+
+static void add_to_metrics(ProgramBuild *b, ValueId value, uint32_t loss) {
+  const Place from = build_value(b, value);
+  const Place to = build_place(b, (Binding){.kind = BIND_METRICS}, (loss - 1) * sizeof(double));
+  KernelCall *call = build_call(b, OP_LOSS, KERNEL_F, 2);
+  if (call == NULL) return;
+  call->accumulate = true; /* the host zeroes the metrics before each step */
+  build_arg(b, 0, from, value, BIND_READ);
+  build_arg_flat(b, 1, to, DT_F64, 1, BIND_READ | BIND_WRITE);
+}
+
+void build_forward(ProgramBuild *b) {
+  const Chunk *c = graph_chunk(b->graph, b->chunk);
+  for (uint32_t o = c->first_op; o < c->end_op && b->failed == PIPER_OK; o++) {
+    const Op *op = graph_op(b->graph, (OpId){o});
+    if (!op_is_view(op)) run_op(b, (OpId){o});
+    else if (needs_copy(b, op->out)) copy_output(b, op);
+    const uint32_t loss = build_loss(b, op->out);
+    if (loss != 0) add_to_metrics(b, op->out, loss);
+  }
+}

@@ -1,0 +1,85 @@
+/* What happens to a bucket once a step: the norm of its gradients, the optimizer's step, zeros where
+ * nothing contributed. A bucket is one flat buffer, so shapes are one-dimensional. */
+#include "ir/program_build.h"
+
+static Place norm_place(ProgramBuild *b) {
+  const size_t n_losses = b->graph->losses.n - 1;
+  return build_place(b, (Binding){.kind = BIND_METRICS}, n_losses * sizeof(double));
+}
+
+static void flat_cost(ProgramBuild *b, int64_t elements, double flops, double moves) {
+  build_cost(b, (OpCost){.flops = flops * (double)elements,
+                         .bytes = moves * (double)elements * (double)b->float_bytes});
+}
+
+void build_norm(ProgramBuild *b, BucketId bucket) {
+  const int64_t n = b->dag->buckets.at[bucket.i].elements;
+  const Place grad = build_place(b, (Binding){.kind = BIND_PGRAD, .bucket = bucket}, 0);
+  const Place norm = norm_place(b);
+  KernelCall *call = build_call(b, OP_NORM, KERNEL_F, 2);
+  if (call == NULL) return;
+  call->accumulate = true;
+  build_arg_flat(b, 0, grad, b->dtype, n, BIND_READ);
+  build_arg_flat(b, 1, norm, DT_F64, 1, BIND_READ | BIND_WRITE);
+  flat_cost(b, n, 2, 1);
+}
+
+void build_zero_grad(ProgramBuild *b, BucketId bucket) {
+  const int64_t n = b->dag->buckets.at[bucket.i].elements;
+  const Place grad = build_place(b, (Binding){.kind = BIND_PGRAD, .bucket = bucket}, 0);
+  if (build_call(b, OP_FILL, KERNEL_F, 1) == NULL) return;
+  build_arg_flat(b, 0, grad, b->dtype, n, BIND_WRITE);
+  flat_cost(b, n, 0, 1);
+}
+
+uint32_t optimizer_n_slots(const OptimizerSpec *o) {
+  switch (o->kind) {
+  case OPTIMIZER_NONE: return 0;
+  case OPTIMIZER_SGD: return o->momentum != 0 ? 1 : 0;
+  case OPTIMIZER_ADAMW: return 2;
+  }
+  return 0;
+}
+
+static OpAttrs update_attrs(const ProgramSpec *spec, const Param *param) {
+  const OptimizerSpec *o = &spec->optimizer;
+  OpAttrs attrs = {{0}};
+  attrs.d[0] = param->shape.rank >= 2 ? o->weight_decay : 0;
+  attrs.d[1] = o->kind == OPTIMIZER_SGD ? o->momentum : o->beta1;
+  attrs.d[2] = spec->clip_norm;
+  if (o->kind == OPTIMIZER_ADAMW) {
+    attrs.d[3] = o->beta2;
+    attrs.d[4] = o->eps;
+  }
+  return attrs;
+}
+
+void build_update(ProgramBuild *b, BucketId bucket) {
+  const ProgramSpec *spec = programs_spec(b->p);
+  const OptimizerSpec *o = &spec->optimizer;
+  const Bucket *k = &b->dag->buckets.at[bucket.i];
+  if (o->kind == OPTIMIZER_NONE || !k->trained) return;
+  const OpKind op = o->kind == OPTIMIZER_SGD ? OP_SGD : OP_ADAMW;
+  const uint32_t n_slots = optimizer_n_slots(o);
+  for (uint32_t i = 0; i < k->n_params && b->failed == PIPER_OK; i++) {
+    const ParamId id = {b->dag->bucket_params.at[k->param_first + i]};
+    const Param *param = graph_param(b->graph, id);
+    const int64_t n = shape_elements(&param->shape, 1);
+    const uint64_t at = (uint64_t)b->dag->home[id.i].offset * b->float_bytes;
+    const Place w = build_place(b, (Binding){.kind = BIND_PARAM, .bucket = bucket}, at);
+    const Place g = build_place(b, (Binding){.kind = BIND_PGRAD, .bucket = bucket}, at);
+    KernelCall *call = build_call(b, op, KERNEL_F, op == OP_SGD ? 4 : 5);
+    if (call == NULL) return;
+    call->attrs = update_attrs(spec, param);
+    build_arg_flat(b, 0, w, b->dtype, n, BIND_READ | BIND_WRITE);
+    build_arg_flat(b, 1, g, b->dtype, n, BIND_READ);
+    /* Without clipping nothing waits for the norm, so it is not there to be read. */
+    if (spec->clip_norm != 0) build_arg_flat(b, 2, norm_place(b), DT_F64, 1, BIND_READ);
+    for (uint32_t s = 0; s < n_slots; s++) {
+      const Place state = build_place(
+          b, (Binding){.kind = BIND_STATE, .bucket = bucket, .slot = (uint8_t)s}, at);
+      build_arg_flat(b, 3 + s, state, b->dtype, n, BIND_READ | BIND_WRITE);
+    }
+    flat_cost(b, n, op == OP_SGD ? 4 : 12, 3 + 2 * n_slots);
+  }
+}

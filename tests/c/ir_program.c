@@ -1,0 +1,139 @@
+/* What programs bind and call, on models small enough to say so in full. That they compute the right
+ * numbers is shown in ir_program_grad.c. */
+#include "ir/program.h"
+
+#include "lib/buckets.h"
+#include "lib/stages.h"
+#include "tap.h"
+
+static const char *const KIND[] = {"workspace", "saved_i", "saved_w", "kept",  "value", "input",
+                                   "grad",      "param",   "pgrad",   "state", "metrics"};
+
+/* "value 4 rw 64, grad 4>2 r 64": bindings, access and bytes. */
+static const char *bindings_text(const Program *p) {
+  static char text[1024];
+  size_t n = 0;
+  text[0] = '\0';
+  for (uint32_t i = 0; i < p->n_bindings; i++) {
+    const Binding *b = &p->bindings[i];
+    n += (size_t)snprintf(text + n, sizeof text - n, "%s%s", i > 0 ? ", " : "", KIND[b->kind]);
+    if (b->value.i != 0) n += (size_t)snprintf(text + n, sizeof text - n, " %u", b->value.i);
+    if (b->chunk.i != 0) n += (size_t)snprintf(text + n, sizeof text - n, ">%u", b->chunk.i);
+    if (b->bucket.i != 0) n += (size_t)snprintf(text + n, sizeof text - n, " b%u", b->bucket.i);
+    if (b->kind == BIND_STATE) n += (size_t)snprintf(text + n, sizeof text - n, ".%u", b->slot);
+    n += (size_t)snprintf(text + n, sizeof text - n, " %s%s %llu", b->access & BIND_READ ? "r" : "",
+                          b->access & BIND_WRITE ? "w" : "", (unsigned long long)b->bytes);
+  }
+  return text;
+}
+
+/* "linear(0 1 . 2) relu'0(. 2 3+)": bases of the arguments; ' a gradient and of which operand, + adds,
+ * ? adds unless the instruction is first. */
+static const char *calls_text(const Program *p) {
+  static char text[1024];
+  size_t n = 0;
+  text[0] = '\0';
+  for (uint32_t i = 0; i < p->n_calls; i++) {
+    const KernelCall *c = &p->calls[i];
+    n += (size_t)snprintf(text + n, sizeof text - n, "%s%s", i > 0 ? " " : "", OP_INFO[c->op].name);
+    if (c->part == KERNEL_B) n += (size_t)snprintf(text + n, sizeof text - n, "'%d", c->wrt);
+    for (uint32_t a = 0; a < c->n_args; a++) {
+      n += (size_t)snprintf(text + n, sizeof text - n, "%s", a == 0 ? "(" : " ");
+      if (c->args[a].base == KERNEL_NO_BASE) n += (size_t)snprintf(text + n, sizeof text - n, ".");
+      else n += (size_t)snprintf(text + n, sizeof text - n, "%u", c->args[a].base);
+    }
+    n += (size_t)snprintf(text + n, sizeof text - n, "%s)",
+                          c->first_base != KERNEL_NO_BASE ? "?" : c->accumulate ? "+" : "");
+  }
+  return text;
+}
+
+static const Program *chunk_program(Programs *p, uint32_t chunk, Pass pass, int64_t samples) {
+  PiperErr err = {0};
+  uint32_t id;
+  if (programs_chunk(p, (ChunkId){chunk}, pass, samples, &id, &err) != PIPER_OK) bail(err.text);
+  return programs_at(p, id);
+}
+
+static void chunk_is(Programs *p, uint32_t chunk, Pass pass, const char *bindings, const char *calls) {
+  const Program *got = chunk_program(p, chunk, pass, 2);
+  is_str(bindings_text(got), bindings, "bindings of %s of chunk %u", PASS_NAME[pass], chunk);
+  is_str(calls_text(got), calls, "calls of %s of chunk %u", PASS_NAME[pass], chunk);
+}
+
+static Programs *programs_of(const Dag *d, OptimizerSpec optimizer, double clip) {
+  PiperErr err = {0};
+  Programs *p;
+  const ProgramSpec spec = {.dag = d, .dtype = DT_F32, .optimizer = optimizer, .clip_norm = clip};
+  if (programs_new(&spec, &p, &err) != PIPER_OK) bail(err.text);
+  return p;
+}
+
+/* Two stages of y = relu(x W^T), the loss sum_squares(y) in the second. Values: 1 x, 2 w0, 3 linear,
+ * 4 relu, 5 w1, 6 linear, 7 relu, 8 loss. */
+static void stages(void) {
+  Graph *g = stages_graph(2, false);
+  Dag *d = dag_new(g, 8);
+  if (d == NULL) bail("no memory");
+  buckets_fill(d);
+  Programs *p = programs_of(d, (OptimizerSpec){.kind = OPTIMIZER_ADAMW, .weight_decay = 0.1,
+                                               .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8}, 1.0);
+  chunk_is(p, 1, PASS_F, "input 1 r 32, param b1 r 64, workspace rw 32, value 4 w 32",
+           "linear(0 1 . 2) relu(2 3)");
+  chunk_is(p, 1, PASS_B, "value 4 r 32, grad 4>2 r 32, workspace rw 32, input 1 r 32, pgrad b1 rw 64",
+           "relu'0(. 0 1 2) linear'1(3 . . . 2 4?)");
+  chunk_is(p, 1, PASS_BI, "", "");
+  chunk_is(p, 1, PASS_BW, "value 4 r 32, grad 4>2 r 32, workspace rw 32, input 1 r 32, pgrad b1 rw 64",
+           "relu'0(. 0 1 2) linear'1(3 . . . 2 4?)");
+  chunk_is(p, 2, PASS_F,
+           "value 4 r 32, param b2 r 64, workspace rw 32, saved_i rw 32, metrics rw 8",
+           "linear(0 1 . 2) relu(2 3) sum_squares(3 2) loss(2 4+)");
+  chunk_is(p, 2, PASS_B,
+           "workspace rw 96, saved_i r 32, param b2 r 64, grad 4>2 w 32, value 4 r 32, pgrad b2 rw 64",
+           "fill(0) sum_squares'0(1 . 0 0) relu'0(. 1 0 0) linear'0(. 2 . . 0 3) "
+           "linear'1(4 . . . 0 5?)");
+  chunk_is(p, 2, PASS_BI, "workspace rw 96, saved_i r 32, kept rw 32, param b2 r 64, grad 4>2 w 32",
+           "fill(0) sum_squares'0(1 . 0 0) relu'0(. 1 0 2) linear'0(. 3 . . 2 4)");
+  chunk_is(p, 2, PASS_BW, "value 4 r 32, kept r 32, pgrad b2 rw 64", "linear'1(0 . . . 1 2?)");
+
+  PiperErr err = {0};
+  uint32_t id, again;
+  if (programs_update(p, (BucketId){2}, &id, &err) != PIPER_OK) bail(err.text);
+  is_str(bindings_text(programs_at(p, id)),
+         "param b2 rw 64, pgrad b2 r 64, metrics r 16, state b2.0 rw 64, state b2.1 rw 64",
+         "bindings of AdamW with clipping");
+  is_str(calls_text(programs_at(p, id)), "adamw(0 1 2 3 4)", "one call a parameter");
+  is_near(programs_at(p, id)->calls[0].attrs.d[0], 0.1, 0, "a matrix decays");
+  if (programs_norm(p, (BucketId){1}, &id, &err) != PIPER_OK) bail(err.text);
+  is_str(bindings_text(programs_at(p, id)), "pgrad b1 r 64, metrics rw 16", "norm reads a whole bucket");
+  if (programs_zero_grad(p, (BucketId){1}, &id, &err) != PIPER_OK) bail(err.text);
+  is_str(bindings_text(programs_at(p, id)), "pgrad b1 w 64", "zeros cover a whole bucket");
+  if (programs_zero_grad(p, (BucketId){1}, &again, &err) != PIPER_OK) bail(err.text);
+  is_int(again, id, "the same program is built once");
+  const Program *small = chunk_program(p, 1, PASS_F, 2), *large = chunk_program(p, 1, PASS_F, 4);
+  ok(small != large, "programs of other numbers of samples differ");
+  is_int(large->bindings[3].bytes, 64, "sizes follow the samples");
+  is_int(large->calls[1].args[0].dim[0], 4, "so do shapes");
+  const OpCost c2 = programs_cost(p, (ChunkId){1}, PASS_B, 2), c4 = programs_cost(p, (ChunkId){1}, PASS_B, 4);
+  ok(c2.flops > 0 && c4.flops == 2 * c2.flops, "flops follow the samples");
+  programs_free(p);
+
+  p = programs_of(d, (OptimizerSpec){.kind = OPTIMIZER_SGD}, 0);
+  if (programs_update(p, (BucketId){1}, &id, &err) != PIPER_OK) bail(err.text);
+  is_str(calls_text(programs_at(p, id)), "sgd(0 1 . .)", "plain SGD reads no norm and has no state");
+  programs_free(p);
+  p = programs_of(d, (OptimizerSpec){.kind = OPTIMIZER_NONE}, 0);
+  if (programs_update(p, (BucketId){1}, &id, &err) != PIPER_OK) bail(err.text);
+  is_int(programs_at(p, id)->n_calls, 0, "without optimizer an update does nothing");
+  const PiperStatus st = programs_chunk(p, (ChunkId){1}, PASS_F, INT64_MAX / 2, &id, &err);
+  is_int(st, PIPER_EUSER, "a size that overflows is refused");
+  ok(strstr(err.text, "too large") != NULL, "with words: %s", err.text);
+  programs_free(p);
+  dag_free(d);
+  graph_free(g);
+}
+
+int main(void) {
+  stages();
+  return done_testing();
+}
