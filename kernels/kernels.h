@@ -1,0 +1,105 @@
+/* kernels.h - the CPU kernels: what a device calls, and a table of them for each instruction set.
+ *
+ * Every kernel works in the calling thread, allocates nothing, keeps nothing and touches only what
+ * its arguments name; buffers need the alignment of their elements only, and an output overlaps no
+ * input unless the kernel says so. Arrays are row-major and contiguous. Counts may be 0 except in a
+ * Gemm. Real data is float in the table's 'f32' half and double in 'f64'.
+ *
+ * Results depend on the values alone: not on alignment, not on the thread, and a row of a product
+ * not on how many rows are computed with it. Sums run in f64, in an order fixed by their length. */
+#ifndef PIPER_KERNELS_H
+#define PIPER_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* C[m, n] = start + op(A)[m, k] op(B)[k, n]; all counts >= 1. */
+typedef struct Gemm {
+  int64_t m, n, k;
+  const void *a;     /* element (i, p) at a[i * lda + p], or a[p * lda + i] when a_trans */
+  const void *b;     /* element (p, j) at b[p * ldb + j], or b[j * ldb + p] when b_trans */
+  void *c;           /* element (i, j) at c[i * ldc + j] */
+  const void *start; /* element (i, j) at start[i * ld_start + j]: c itself adds to C, a bias has
+                        ld_start 0; NULL: zeros */
+  int64_t lda, ldb, ldc, ld_start;
+  bool a_trans, b_trans;
+} Gemm;
+
+/* Working space of a gemm: so many bytes, aligned to 64, for each thread that computes. */
+#define KERNEL_SCRATCH_BYTES ((size_t)768 * 1024)
+
+/* One step of AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019). */
+typedef struct AdamwStep {
+  double lr, grad_scale, weight_decay, beta[2], eps;
+  double bias_correction[2]; /* 1 - beta^step */
+} AdamwStep;
+
+/* KERNEL(result, name, arguments). A 'step' is 1, or 0 for an operand that is one number. Kernels
+ * that return int64_t: -1, or the index of the first id that is out of range; then nothing was
+ * written. 'add': add to the destination instead of writing it. */
+#define KERNEL_LIST(KERNEL)                                                                        \
+  KERNEL(void, gemm, (const Gemm *g, void *scratch))                                               \
+  /* elementwise; the output may be the input */                                                   \
+  KERNEL(void, fill, (int64_t n, double value, void *y, bool add))                                 \
+  KERNEL(void, scale, (int64_t n, double factor, const void *x, void *y, bool add))                \
+  KERNEL(void, relu, (int64_t n, const void *x, void *y))                                          \
+  KERNEL(void, relu_grad, (int64_t n, const void *y, const void *dy, void *dx, bool add))          \
+  KERNEL(void, add, (int64_t n, const void *a, int a_step, const void *b, int b_step, void *y))    \
+  KERNEL(void, sub, (int64_t n, const void *a, int a_step, const void *b, int b_step, void *y))    \
+  KERNEL(void, mul, (int64_t n, const void *a, int a_step, const void *b, int b_step, void *y))    \
+  KERNEL(void, div, (int64_t n, const void *a, int a_step, const void *b, int b_step, void *y))    \
+  /* da of y = a / b is dy / b (div); db is this: -dy a / b^2 */                                    \
+  KERNEL(void, div_grad, (int64_t n, const void *dy, const void *a, int a_step, const void *b,     \
+                          int b_step, void *db))                                                   \
+  /* y (+)= factor * (a - b) */                                                                    \
+  KERNEL(void, scaled_difference, (int64_t n, double factor, const void *a, const void *b,         \
+                                   void *y, bool add))                                             \
+  /* reductions */                                                                                 \
+  KERNEL(double, sum, (int64_t n, const void *x))                                                  \
+  KERNEL(double, sum_squares, (int64_t n, const void *x))                                          \
+  KERNEL(double, sum_squared_difference, (int64_t n, const void *a, const void *b))                \
+  /* sums[j] += x[j]; y (+)= sums, rounded */                                                      \
+  KERNEL(void, widen_add, (int64_t n, const void *x, double *sums))                                \
+  KERNEL(void, narrow, (int64_t n, const double *sums, void *y, bool add))                         \
+  /* y[j] (+)= sum over i of x[i, j] */                                                            \
+  KERNEL(void, column_sums, (int64_t rows, int64_t columns, const void *x, void *y, bool add))     \
+  /* y[i, :] = table[ids[i], :], ids in 0 .. vocab - 1 */                                          \
+  KERNEL(int64_t, embedding, (int64_t n, int64_t vocab, int64_t width, const int32_t *ids,         \
+                              const void *table, void *y))                                         \
+  /* dtable[ids[i], :] += dy[i, :] in order of i; without 'add' every other row becomes zero */    \
+  KERNEL(int64_t, embedding_grad, (int64_t n, int64_t vocab, int64_t width, const int32_t *ids,    \
+                                   const void *dy, void *dtable, bool add))                        \
+  /* *loss = sum over rows of -log softmax(logits[i, :])[targets[i]] */                            \
+  KERNEL(int64_t, cross_entropy, (int64_t rows, int64_t classes, const void *logits,               \
+                                  const int32_t *targets, double *loss))                           \
+  /* dlogits (+)= factor * (softmax(logits[i, :]) - one at targets[i]) */                          \
+  KERNEL(int64_t, cross_entropy_grad, (int64_t rows, int64_t classes, const void *logits,          \
+                                       const int32_t *targets, double factor, void *dlogits,       \
+                                       bool add))                                                  \
+  /* optimizers: u = grad_scale * g + weight_decay * w; m NULL: w -= lr u;                          \
+     otherwise m = momentum * m + u, w -= lr m */                                                  \
+  KERNEL(void, sgd, (int64_t n, void *w, const void *g, void *m, double lr, double grad_scale,     \
+                     double weight_decay, double momentum))                                        \
+  KERNEL(void, adamw, (int64_t n, void *w, const void *g, void *m, void *v, const AdamwStep *s))   \
+  /* Nothing but multiply-adds in registers, to compare with: does at least 'flops', returns how   \
+     many; *sink keeps the compiler from leaving them out. */                                      \
+  KERNEL(double, peak, (double flops, double *sink))
+
+typedef struct Kernels {
+#define KERNEL(result, name, args) result (*name) args;
+  KERNEL_LIST(KERNEL)
+#undef KERNEL
+} Kernels;
+
+typedef struct KernelTable {
+  const char *isa; /* "v3", "v4", "generic" */
+  Kernels f32, f64;
+} KernelTable;
+
+/* Which of them exist depends on the machine that was built for; device/cpu_isa.h chooses. */
+extern const KernelTable kernel_table_v3;
+extern const KernelTable kernel_table_v4;
+extern const KernelTable kernel_table_generic;
+
+#endif

@@ -1,0 +1,573 @@
+/* ops_cpu.c - one function for each op: what it requires of its arguments, and which kernels do it.
+ *
+ * The requirements (NEED) are tested on every run as well; they are a few integer comparisons. In a
+ * check (ops_cpu_check) the functions stop before the kernels: COMPUTE ends the requirements.
+ * Shapes are read from arguments that are present: a gradient lacks operands it does not read. */
+#include "device/ops_cpu.h"
+
+#include "device/broadcast.h"
+#include "device/cpu_isa.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct OpsCpuScratch {
+  const KernelTable *table;
+  _Alignas(64) unsigned char gemm[KERNEL_SCRATCH_BYTES];
+};
+_Static_assert(sizeof(OpsCpuScratch) == OPS_CPU_SCRATCH_BYTES, "see ops_cpu.h");
+
+PiperStatus ops_cpu_scratch_new(const KernelTable *table, OpsCpuScratch **out, PiperErr *err) {
+  if (table == NULL) TRY(cpu_isa_select(&table, err));
+  OpsCpuScratch *s = aligned_alloc(64, sizeof *s);
+  if (s == NULL) return err_nomem(err, "kernels");
+  s->table = table;
+  *out = s;
+  return PIPER_OK;
+}
+
+void ops_cpu_scratch_free(OpsCpuScratch *s) { free(s); }
+
+/* One call being checked or run. */
+typedef struct Op {
+  const KernelCall *call;
+  const KernelRun *run; /* NULL in a check, as is all that follows */
+  const Kernels *k;
+  void *scratch;
+  void *at[KERNEL_MAX_ARGS]; /* addresses of the arguments; NULL: absent */
+  bool add;                  /* the resolved 'accumulate' */
+  PiperErr *err;
+} Op;
+
+/* ---- arguments --------------------------------------------------------------------------------- */
+
+static bool has(const Op *o, int i) {
+  return i < o->call->n_args && o->call->args[i].base != KERNEL_NO_BASE;
+}
+
+static const KernelArg *arg(const Op *o, int i) { return &o->call->args[i]; }
+
+static int64_t elements(const KernelArg *a) {
+  int64_t n = 1;
+  for (int i = 0; i < a->rank; i++) n *= a->dim[i];
+  return n;
+}
+
+static int64_t count(const Op *o, int i) { return elements(arg(o, i)); }
+
+/* Dimension i counted from the last one. */
+static int64_t last(const Op *o, int i, int from_last) {
+  return arg(o, i)->dim[arg(o, i)->rank - 1 - from_last];
+}
+
+static bool is(const Op *o, int i, DType t) { return has(o, i) && arg(o, i)->dtype == t; }
+
+static bool is_real(const Op *o, int i) { return is(o, i, DT_F32) || is(o, i, DT_F64); }
+
+static bool same_shape(const Op *o, int i, int j) {
+  const KernelArg *a = arg(o, i), *b = arg(o, j);
+  return a->rank == b->rank && memcmp(a->dim, b->dim, a->rank * sizeof a->dim[0]) == 0;
+}
+
+static bool is_scalar(const Op *o, int i, DType t) { return is(o, i, t) && count(o, i) == 1; }
+
+/* Elements of argument i are REALs of type t. */
+static double real_at(const void *p, DType t) {
+  return t == DT_F32 ? (double)*(const float *)p : *(const double *)p;
+}
+
+static void set_real(void *p, DType t, double v) {
+  if (t == DT_F32)
+    *(float *)p = (float)v;
+  else
+    *(double *)p = v;
+}
+
+static PiperStatus misfit(const Op *o, const char *what) {
+  return err_set(o->err, PIPER_EBUG, "%s %s: arguments do not fit: %s", OP_INFO[o->call->op].name,
+                 o->call->part == KERNEL_B ? "gradient" : "kernel", what);
+}
+
+#define NEED(what)                                                                                 \
+  do {                                                                                             \
+    if (!(what)) return misfit(o, #what);                                                          \
+  } while (0)
+
+/* The rest of the function runs kernels. */
+#define COMPUTE()                                                                                  \
+  do {                                                                                             \
+    if (o->run == NULL) return PIPER_OK;                                                           \
+  } while (0)
+
+/* Positions after the n operands of a model op. */
+#define OUT(n) (n)
+#define DY(n) ((n) + 1)
+#define DX(n) ((n) + 2)
+
+static bool backward(const Op *o) { return o->call->part == KERNEL_B; }
+
+/* y (+)= x, n elements of type t. */
+static void copy_or_add(const Op *o, int64_t n, DType t, const void *x, void *y) {
+  if (o->add)
+    o->k->add(n, x, 1, y, 1, y);
+  else if (x != y)
+    memcpy(y, x, (size_t)n * dtype_bytes(t));
+}
+
+/* ---- products ---------------------------------------------------------------------------------- */
+
+static PiperStatus run_linear(Op *o) {
+  enum { X, W, B, N };
+  const int wrt = o->call->wrt;
+  if (!backward(o)) {
+    NEED(is_real(o, X));
+    const DType t = (DType)arg(o, X)->dtype;
+    NEED(is(o, W, t) && is(o, OUT(N), t) && arg(o, W)->rank == 2);
+    NEED(arg(o, X)->rank >= 1 && arg(o, OUT(N))->rank == arg(o, X)->rank);
+    const int64_t in = last(o, W, 0), out = last(o, W, 1), rows = count(o, X) / in;
+    NEED(last(o, X, 0) == in && last(o, OUT(N), 0) == out && count(o, OUT(N)) == rows * out);
+    NEED(!has(o, B) || (is(o, B, t) && count(o, B) == out));
+    COMPUTE();
+    o->k->gemm(&(Gemm){.m = rows, .n = out, .k = in, .a = o->at[X], .lda = in, .b = o->at[W],
+                       .ldb = in, .b_trans = true, .c = o->at[OUT(N)], .ldc = out,
+                       .start = has(o, B) ? o->at[B] : NULL},
+               o->scratch);
+    return PIPER_OK;
+  }
+  NEED(is_real(o, DY(N)) && is(o, DX(N), (DType)arg(o, DY(N))->dtype) && arg(o, DY(N))->rank >= 1);
+  const DType t = (DType)arg(o, DY(N))->dtype;
+  const void *dy = o->at[DY(N)];
+  void *dx = o->at[DX(N)];
+  const int64_t out = last(o, DY(N), 0), rows = count(o, DY(N)) / out;
+  if (wrt == B) {
+    NEED(count(o, DX(N)) == out);
+    COMPUTE();
+    o->k->column_sums(rows, out, dy, dx, o->add);
+    return PIPER_OK;
+  }
+  const int w = wrt == X ? W : DX(N), x = wrt == X ? DX(N) : X;
+  NEED(wrt <= W && is(o, w, t) && is(o, x, t) && arg(o, w)->rank == 2 && arg(o, x)->rank >= 1);
+  const int64_t in = last(o, w, 0);
+  NEED(last(o, w, 1) == out && last(o, x, 0) == in && count(o, x) == rows * in);
+  COMPUTE();
+  if (wrt == X) /* dy [rows, out] W [out, in] */
+    o->k->gemm(&(Gemm){.m = rows, .n = in, .k = out, .a = dy, .lda = out, .b = o->at[W], .ldb = in,
+                       .c = dx, .ldc = in, .start = o->add ? dx : NULL, .ld_start = in},
+               o->scratch);
+  else /* dy^T [out, rows] x [rows, in] */
+    o->k->gemm(&(Gemm){.m = out, .n = in, .k = rows, .a = dy, .lda = out, .a_trans = true,
+                       .b = o->at[X], .ldb = in, .c = dx, .ldc = in, .start = o->add ? dx : NULL,
+                       .ld_start = in},
+               o->scratch);
+  return PIPER_OK;
+}
+
+/* 'batch' products that lie behind one another. */
+static void batched_gemm(const Op *o, int64_t batch, Gemm g) {
+  const size_t bytes = dtype_bytes((DType)arg(o, backward(o) ? DY(2) : OUT(2))->dtype);
+  const size_t a = (size_t)(g.m * g.k) * bytes, b = (size_t)(g.k * g.n) * bytes;
+  const size_t c = (size_t)(g.m * g.n) * bytes;
+  for (int64_t i = 0; i < batch; i++) {
+    o->k->gemm(&g, o->scratch);
+    g.a = (const unsigned char *)g.a + a;
+    g.b = (const unsigned char *)g.b + b;
+    g.c = (unsigned char *)g.c + c;
+    if (g.start != NULL) g.start = (const unsigned char *)g.start + c;
+  }
+}
+
+static PiperStatus run_matmul(Op *o) {
+  enum { A, B, N };
+  const int wrt = o->call->wrt;
+  const int a = backward(o) && wrt == A ? DX(N) : A, b = backward(o) && wrt == B ? DX(N) : B;
+  const int y = backward(o) ? DY(N) : OUT(N);
+  NEED(wrt <= B && is_real(o, y));
+  const DType t = (DType)arg(o, y)->dtype;
+  NEED(is(o, a, t) && is(o, b, t) && arg(o, a)->rank >= 2 && arg(o, b)->rank >= 2);
+  NEED(arg(o, y)->rank == arg(o, a)->rank);
+  int64_t m = last(o, a, 1), batch = count(o, a) / (m * last(o, a, 0));
+  const int64_t k = last(o, a, 0), n = last(o, b, 0);
+  NEED(last(o, b, 1) == k && last(o, y, 1) == m && last(o, y, 0) == n);
+  NEED(count(o, y) == batch * m * n);
+  const int64_t b_batch = count(o, b) / (k * n);
+  NEED(b_batch == batch || arg(o, b)->rank == 2);
+  COMPUTE();
+  if (b_batch == 1) { /* one b for all: the leading axes are rows */
+    m *= batch;
+    batch = 1;
+  }
+  void *dx = o->at[DX(N)];
+  const void *start = backward(o) && o->add ? dx : NULL;
+  if (!backward(o))
+    batched_gemm(o, batch, (Gemm){.m = m, .n = n, .k = k, .a = o->at[A], .lda = k, .b = o->at[B],
+                                  .ldb = n, .c = o->at[OUT(N)], .ldc = n});
+  else if (wrt == A) /* dy [m, n] b^T [n, k] */
+    batched_gemm(o, batch, (Gemm){.m = m, .n = k, .k = n, .a = o->at[DY(N)], .lda = n,
+                                  .b = o->at[B], .ldb = n, .b_trans = true, .c = dx, .ldc = k,
+                                  .start = start, .ld_start = k});
+  else /* a^T [k, m] dy [m, n] */
+    batched_gemm(o, batch, (Gemm){.m = k, .n = n, .k = m, .a = o->at[A], .lda = k, .a_trans = true,
+                                  .b = o->at[DY(N)], .ldb = n, .c = dx, .ldc = n, .start = start,
+                                  .ld_start = n});
+  return PIPER_OK;
+}
+
+static PiperStatus run_embedding(Op *o) {
+  enum { IDS, TABLE, N };
+  const int table = backward(o) ? DX(N) : TABLE, y = backward(o) ? DY(N) : OUT(N);
+  NEED(!backward(o) || o->call->wrt == TABLE);
+  NEED(is(o, IDS, DT_I32) && is_real(o, y));
+  NEED(is(o, table, (DType)arg(o, y)->dtype) && arg(o, table)->rank == 2 && arg(o, y)->rank >= 1);
+  const int64_t n = count(o, IDS), vocab = last(o, table, 1), width = last(o, table, 0);
+  NEED(last(o, y, 0) == width && count(o, y) == n * width);
+  COMPUTE();
+  const int32_t *ids = o->at[IDS];
+  const int64_t bad =
+      backward(o) ? o->k->embedding_grad(n, vocab, width, ids, o->at[y], o->at[table], o->add)
+                  : o->k->embedding(n, vocab, width, ids, o->at[table], o->at[y]);
+  if (bad >= 0)
+    return err_set(o->err, PIPER_EUSER, "embedding: id %d is outside 0..%lld", (int)ids[bad],
+                   (long long)vocab - 1);
+  return PIPER_OK;
+}
+
+/* ---- elementwise ------------------------------------------------------------------------------- */
+
+/* One operand of the output's size: checks a forward's or gradient's pair and gives its positions. */
+static PiperStatus unary(const Op *o, int *from, int *to) {
+  *from = backward(o) ? DY(1) : 0;
+  *to = backward(o) ? DX(1) : OUT(1);
+  NEED(o->call->wrt == 0 && is_real(o, *from) && is(o, *to, (DType)arg(o, *from)->dtype));
+  NEED(count(o, *from) == count(o, *to));
+  return PIPER_OK;
+}
+
+static PiperStatus run_relu(Op *o) {
+  int from, to;
+  TRY(unary(o, &from, &to));
+  NEED(!backward(o) || (is(o, OUT(1), (DType)arg(o, to)->dtype) && same_shape(o, OUT(1), to)));
+  COMPUTE();
+  if (backward(o))
+    o->k->relu_grad(count(o, to), o->at[OUT(1)], o->at[from], o->at[to], o->add);
+  else
+    o->k->relu(count(o, to), o->at[from], o->at[to]);
+  return PIPER_OK;
+}
+
+static PiperStatus run_scale(Op *o) {
+  int from, to;
+  TRY(unary(o, &from, &to));
+  COMPUTE();
+  o->k->scale(count(o, to), o->call->attrs.d[0], o->at[from], o->at[to], o->add);
+  return PIPER_OK;
+}
+
+static PiperStatus run_reshape(Op *o) {
+  int from, to;
+  TRY(unary(o, &from, &to));
+  COMPUTE();
+  copy_or_add(o, count(o, to), (DType)arg(o, to)->dtype, o->at[from], o->at[to]);
+  return PIPER_OK;
+}
+
+static PiperStatus run_once(Op *o) {
+  int from, to;
+  TRY(unary(o, &from, &to));
+  COMPUTE();
+  const DType t = (DType)arg(o, to)->dtype;
+  if (o->run->sample_lo == 0)
+    copy_or_add(o, count(o, to), t, o->at[from], o->at[to]);
+  else if (!o->add)
+    memset(o->at[to], 0, (size_t)count(o, to) * dtype_bytes(t));
+  return PIPER_OK;
+}
+
+static PiperStatus run_binary(Op *o) {
+  enum { A, B, N };
+  const OpKind op = (OpKind)o->call->op;
+  const int wrt = o->call->wrt;
+  if (!backward(o)) {
+    NEED(is_real(o, OUT(N)));
+    const DType t = (DType)arg(o, OUT(N))->dtype;
+    NEED(is(o, A, t) && is(o, B, t));
+    NEED(broadcast_fits(arg(o, A), arg(o, OUT(N))) && broadcast_fits(arg(o, B), arg(o, OUT(N))));
+    COMPUTE();
+    broadcast_forward(o->k, op, arg(o, OUT(N)), arg(o, A), o->at[A], arg(o, B), o->at[B],
+                      o->at[OUT(N)]);
+    return PIPER_OK;
+  }
+  NEED(wrt <= B && is_real(o, DY(N)));
+  const DType t = (DType)arg(o, DY(N))->dtype;
+  NEED(is(o, DX(N), t) && broadcast_fits(arg(o, DX(N)), arg(o, DY(N))));
+  const bool reads_a = strchr(OP_INFO[op].saves[wrt], '0') != NULL;
+  const bool reads_b = strchr(OP_INFO[op].saves[wrt], '1') != NULL;
+  NEED(!reads_a || (is(o, A, t) && broadcast_fits(arg(o, A), arg(o, DY(N)))));
+  NEED(!reads_b || (is(o, B, t) && broadcast_fits(arg(o, B), arg(o, DY(N)))));
+  COMPUTE();
+  broadcast_grad(o->k, &(BroadcastGrad){.op = op,
+                                        .wrt = wrt,
+                                        .add = o->add,
+                                        .out = arg(o, DY(N)),
+                                        .a = reads_a ? arg(o, A) : NULL,
+                                        .b = reads_b ? arg(o, B) : NULL,
+                                        .dst = arg(o, DX(N)),
+                                        .dy = o->at[DY(N)],
+                                        .a_data = o->at[A],
+                                        .b_data = o->at[B],
+                                        .dx = o->at[DX(N)]});
+  return PIPER_OK;
+}
+
+/* ---- to a scalar ------------------------------------------------------------------------------- */
+
+/* sum, mean, sum_squares */
+static PiperStatus run_sum(Op *o) {
+  enum { X, N };
+  const OpKind op = (OpKind)o->call->op;
+  const double divisor = op == OP_MEAN ? o->call->attrs.d[0] : 1;
+  NEED(divisor > 0 && o->call->wrt == 0);
+  if (!backward(o)) {
+    NEED(is_real(o, X) && is_scalar(o, OUT(N), (DType)arg(o, X)->dtype));
+    COMPUTE();
+    const double sum = op == OP_SUM_SQUARES ? o->k->sum_squares(count(o, X), o->at[X])
+                                            : o->k->sum(count(o, X), o->at[X]);
+    set_real(o->at[OUT(N)], (DType)arg(o, X)->dtype, sum / divisor);
+    return PIPER_OK;
+  }
+  NEED(is_real(o, DX(N)) && is_scalar(o, DY(N), (DType)arg(o, DX(N))->dtype));
+  const DType t = (DType)arg(o, DX(N))->dtype;
+  const int64_t n = count(o, DX(N));
+  NEED(op != OP_SUM_SQUARES || (is(o, X, t) && same_shape(o, X, DX(N))));
+  COMPUTE();
+  const double dy = real_at(o->at[DY(N)], t);
+  if (op == OP_SUM_SQUARES)
+    o->k->scale(n, 2 * dy, o->at[X], o->at[DX(N)], o->add);
+  else
+    o->k->fill(n, dy / divisor, o->at[DX(N)], o->add);
+  return PIPER_OK;
+}
+
+static PiperStatus run_mse(Op *o) {
+  enum { X, Y, N };
+  const double divisor = o->call->attrs.d[0];
+  NEED(divisor > 0 && is_real(o, X) && is(o, Y, (DType)arg(o, X)->dtype) && same_shape(o, X, Y));
+  const DType t = (DType)arg(o, X)->dtype;
+  const int64_t n = count(o, X);
+  if (!backward(o)) {
+    NEED(is_scalar(o, OUT(N), t));
+    COMPUTE();
+    set_real(o->at[OUT(N)], t, o->k->sum_squared_difference(n, o->at[X], o->at[Y]) / divisor);
+    return PIPER_OK;
+  }
+  NEED(o->call->wrt <= Y && is_scalar(o, DY(N), t) && is(o, DX(N), t) && same_shape(o, X, DX(N)));
+  COMPUTE();
+  const double factor = 2 * real_at(o->at[DY(N)], t) / divisor;
+  o->k->scaled_difference(n, o->call->wrt == X ? factor : -factor, o->at[X], o->at[Y],
+                          o->at[DX(N)], o->add);
+  return PIPER_OK;
+}
+
+static PiperStatus run_cross_entropy(Op *o) {
+  enum { LOGITS, TARGETS, N };
+  const double divisor = o->call->attrs.d[0];
+  NEED(divisor > 0 && is_real(o, LOGITS) && arg(o, LOGITS)->rank >= 1 && is(o, TARGETS, DT_I32));
+  const DType t = (DType)arg(o, LOGITS)->dtype;
+  const int64_t rows = count(o, TARGETS), classes = last(o, LOGITS, 0);
+  NEED(count(o, LOGITS) == rows * classes);
+  const int32_t *targets = o->at[TARGETS];
+  int64_t bad;
+  if (!backward(o)) {
+    NEED(is_scalar(o, OUT(N), t));
+    COMPUTE();
+    double loss = 0;
+    bad = o->k->cross_entropy(rows, classes, o->at[LOGITS], targets, &loss);
+    set_real(o->at[OUT(N)], t, loss / divisor);
+  } else {
+    NEED(o->call->wrt == LOGITS && is_scalar(o, DY(N), t) && is(o, DX(N), t));
+    NEED(same_shape(o, LOGITS, DX(N)));
+    COMPUTE();
+    bad = o->k->cross_entropy_grad(rows, classes, o->at[LOGITS], targets,
+                                   real_at(o->at[DY(N)], t) / divisor, o->at[DX(N)], o->add);
+  }
+  if (bad >= 0)
+    return err_set(o->err, PIPER_EUSER, "cross_entropy: target %d is outside 0..%lld",
+                   (int)targets[bad], (long long)classes - 1);
+  return PIPER_OK;
+}
+
+/* ---- what the compiler inserts ----------------------------------------------------------------- */
+
+static PiperStatus run_fill(Op *o) {
+  NEED(is_real(o, 0));
+  COMPUTE();
+  o->k->fill(count(o, 0), o->call->attrs.d[0], o->at[0], false);
+  return PIPER_OK;
+}
+
+static PiperStatus run_accumulate(Op *o) {
+  NEED(is_real(o, 0) && is(o, 1, (DType)arg(o, 0)->dtype) && count(o, 0) == count(o, 1));
+  COMPUTE();
+  copy_or_add(o, count(o, 0), (DType)arg(o, 0)->dtype, o->at[0], o->at[1]);
+  return PIPER_OK;
+}
+
+static PiperStatus run_loss(Op *o) {
+  NEED(is_real(o, 0) && count(o, 0) == 1 && is_scalar(o, 1, DT_F64));
+  COMPUTE();
+  const double value = real_at(o->at[0], (DType)arg(o, 0)->dtype);
+  if (!isfinite(value))
+    return err_set(o->err, PIPER_EUSER, "loss is %s",
+                   isnan(value) ? "nan" : value > 0 ? "inf" : "-inf");
+  double *metric = o->at[1];
+  *metric = o->add ? *metric + value : value;
+  return PIPER_OK;
+}
+
+static PiperStatus run_norm(Op *o) {
+  NEED(is_real(o, 0) && is_scalar(o, 1, DT_F64));
+  COMPUTE();
+  const double sum = o->k->sum_squares(count(o, 0), o->at[0]);
+  double *norm = o->at[1];
+  *norm = o->add ? *norm + sum : sum;
+  return PIPER_OK;
+}
+
+/* What gradients are multiplied by: min(1, clip / norm); 1 without clipping. */
+static double clip_scale(const Op *o, double clip) {
+  if (clip == 0) return 1;
+  const double scale = clip / sqrt(*(const double *)o->at[2]);
+  return scale < 1 ? scale : 1;
+}
+
+static PiperStatus run_sgd(Op *o) {
+  enum { W, G, NORM, M };
+  const double decay = o->call->attrs.d[0], momentum = o->call->attrs.d[1];
+  const double clip = o->call->attrs.d[2];
+  NEED(is_real(o, W) && is(o, G, (DType)arg(o, W)->dtype) && count(o, W) == count(o, G));
+  NEED(clip >= 0 && (clip == 0 || is_scalar(o, NORM, DT_F64)));
+  NEED(momentum == 0 || (is(o, M, (DType)arg(o, W)->dtype) && count(o, M) == count(o, W)));
+  COMPUTE();
+  o->k->sgd(count(o, W), o->at[W], o->at[G], momentum != 0 ? o->at[M] : NULL, o->run->step->lr,
+            clip_scale(o, clip), decay, momentum);
+  return PIPER_OK;
+}
+
+static PiperStatus run_adamw(Op *o) {
+  enum { W, G, NORM, M, V };
+  const double *d = o->call->attrs.d, clip = d[2];
+  NEED(is_real(o, W));
+  const DType t = (DType)arg(o, W)->dtype;
+  const int64_t n = count(o, W);
+  NEED(is(o, G, t) && is(o, M, t) && is(o, V, t));
+  NEED(count(o, G) == n && count(o, M) == n && count(o, V) == n);
+  NEED(clip >= 0 && (clip == 0 || is_scalar(o, NORM, DT_F64)));
+  COMPUTE();
+  const StepBlock *step = o->run->step;
+  o->k->adamw(n, o->at[W], o->at[G], o->at[M], o->at[V],
+              &(AdamwStep){.lr = step->lr,
+                           .grad_scale = clip_scale(o, clip),
+                           .weight_decay = d[0],
+                           .beta = {d[1], d[3]},
+                           .eps = d[4],
+                           .bias_correction = {step->bias_correction[0], step->bias_correction[1]}});
+  return PIPER_OK;
+}
+
+/* ---- programs ---------------------------------------------------------------------------------- */
+
+static PiperStatus (*const RUN[OP_KIND_COUNT])(Op *) = {
+    [OP_LINEAR] = run_linear,
+    [OP_MATMUL] = run_matmul,
+    [OP_EMBEDDING] = run_embedding,
+    [OP_RELU] = run_relu,
+    [OP_ADD] = run_binary,
+    [OP_SUB] = run_binary,
+    [OP_MUL] = run_binary,
+    [OP_DIV] = run_binary,
+    [OP_SCALE] = run_scale,
+    [OP_RESHAPE] = run_reshape,
+    [OP_SUM] = run_sum,
+    [OP_MEAN] = run_sum,
+    [OP_SUM_SQUARES] = run_sum,
+    [OP_MSE] = run_mse,
+    [OP_CROSS_ENTROPY] = run_cross_entropy,
+    [OP_ONCE] = run_once,
+    [OP_FILL] = run_fill,
+    [OP_ACCUMULATE] = run_accumulate,
+    [OP_LOSS] = run_loss,
+    [OP_NORM] = run_norm,
+    [OP_SGD] = run_sgd,
+    [OP_ADAMW] = run_adamw,
+};
+
+/* Whether 'accumulate' means something to this call. */
+static bool may_accumulate(const KernelCall *c) {
+  return c->part == KERNEL_B || c->op == OP_ACCUMULATE || c->op == OP_LOSS || c->op == OP_NORM;
+}
+
+/* Shape and place of every argument that is there. */
+static PiperStatus check_args(const Op *o, const uint64_t *base_bytes, uint32_t n_bases) {
+  const KernelCall *c = o->call;
+  for (int i = 0; i < c->n_args; i++) {
+    if (!has(o, i)) continue;
+    const KernelArg *a = arg(o, i);
+    NEED(a->base < n_bases);
+    NEED(a->dtype == DT_F32 || a->dtype == DT_F64 || a->dtype == DT_I32);
+    NEED(a->rank <= SHAPE_MAX_RANK);
+    const uint64_t size = dtype_bytes((DType)a->dtype), room = base_bytes[a->base];
+    NEED(a->offset % size == 0 && a->offset <= room);
+    uint64_t n = (room - a->offset) / size; /* elements that fit */
+    for (int d = 0; d < a->rank; d++) {
+      NEED(a->dim[d] >= 1);
+      n /= (uint64_t)a->dim[d];
+    }
+    const bool inside_its_buffer = n >= 1;
+    NEED(inside_its_buffer);
+  }
+  return PIPER_OK;
+}
+
+PiperStatus ops_cpu_check(const KernelCall *calls, uint32_t n_calls, const uint64_t *base_bytes,
+                          uint32_t n_bases, PiperErr *err) {
+  for (uint32_t i = 0; i < n_calls; i++) {
+    const KernelCall *c = &calls[i];
+    if (c->op >= OP_KIND_COUNT || RUN[c->op] == NULL)
+      return err_set(err, PIPER_EBUG, "kernel call %u: there is no op %d", i, c->op);
+    Op op = {.call = c, .err = err}, *o = &op;
+    const OpInfo *info = &OP_INFO[c->op];
+    const bool model_op = info->n_operands > 0;
+    NEED(c->n_args <= KERNEL_MAX_ARGS);
+    NEED(c->part == KERNEL_F || (c->part == KERNEL_B && model_op));
+    NEED(c->wrt == 0 || (c->part == KERNEL_B && c->wrt < info->n_operands));
+    NEED(may_accumulate(c) || (!c->accumulate && c->first_base == KERNEL_NO_BASE));
+    NEED(c->first_base == KERNEL_NO_BASE || c->first_base < n_bases);
+    TRY(check_args(o, base_bytes, n_bases));
+    TRY(RUN[c->op](o));
+  }
+  return PIPER_OK;
+}
+
+PiperStatus ops_cpu_run(const KernelRun *run, OpsCpuScratch *scratch, PiperErr *err) {
+  for (uint32_t i = 0; i < run->n_calls; i++) {
+    const KernelCall *c = &run->calls[i];
+    Op o = {.call = c, .run = run, .scratch = scratch->gemm, .err = err};
+    bool f64 = false;
+    for (int q = 0; q < c->n_args; q++) {
+      const KernelArg *a = &c->args[q];
+      if (a->base == KERNEL_NO_BASE) continue;
+      o.at[q] = run->bases[a->base] + a->offset;
+    }
+    /* The first real argument tells the type: later ones may be f64 sums of f32 data. */
+    for (int q = 0; q < c->n_args; q++) {
+      const KernelArg *a = &c->args[q];
+      if (a->base == KERNEL_NO_BASE || a->dtype == DT_I32) continue;
+      f64 = a->dtype == DT_F64;
+      break;
+    }
+    o.k = f64 ? &scratch->table->f64 : &scratch->table->f32;
+    o.add = c->first_base != KERNEL_NO_BASE ? !run->first[c->first_base] : c->accumulate;
+    TRY(RUN[c->op](&o));
+  }
+  return PIPER_OK;
+}
