@@ -12,13 +12,16 @@
 #include <histedit.h>
 #include <lauxlib.h>
 #include <locale.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/select.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <wchar.h>
 
 #include "script.h"
 
@@ -83,6 +86,41 @@ static void remember(Session *s, const char *line) {
 
 /* ---- lines ---- */
 
+/* A character for libedit. SIGINT is let in only while pselect waits, so that a Ctrl-C just before
+ * is not slept over. 1: a character, 0: end of input, -1: failure or Ctrl-C (EINTR). */
+static int read_character(EditLine *editor, wchar_t *out) {
+  mbstate_t shift;
+  memset(&shift, 0, sizeof shift);
+  (void)editor;
+  for (;;) {
+    sigset_t blocked, old;
+    sigemptyset(&blocked);
+    sigaddset(&blocked, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &blocked, &old);
+    fd_set in;
+    FD_ZERO(&in);
+    FD_SET(STDIN_FILENO, &in);
+    int ready = -1;
+    if (!interrupted) ready = pselect(STDIN_FILENO + 1, &in, NULL, NULL, NULL, &old);
+    const int why = interrupted ? EINTR : errno;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (interrupted || (ready < 0 && why != EINTR)) {
+      errno = why;
+      return -1;
+    }
+    if (ready < 0) continue; /* another signal: the window was resized */
+
+    char byte;
+    const ssize_t n = read(STDIN_FILENO, &byte, 1);
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return (int)n;
+    const size_t used = mbrtowc(out, &byte, 1, &shift);
+    if (used == (size_t)-2) continue; /* inside a multi-byte character */
+    if (used != (size_t)-1) return 1;
+    memset(&shift, 0, sizeof shift); /* no character of this locale: left out */
+  }
+}
+
 static char *prompt_of(EditLine *editor) {
   Session *s = NULL;
   el_get(editor, EL_CLIENTDATA, &s);
@@ -106,6 +144,7 @@ static void open_editor(Session *s) {
   if (s->history_path[0] != '\0') history(s->history, &ev, H_LOAD, s->history_path);
   el_set(s->editor, EL_CLIENTDATA, s);
   el_set(s->editor, EL_PROMPT, prompt_of);
+  el_set(s->editor, EL_GETCFN, read_character);
   el_set(s->editor, EL_HIST, history, s->history);
   el_set(s->editor, EL_EDITOR, "emacs");
   el_set(s->editor, EL_BIND, "^R", "em-inc-search-prev", NULL);
@@ -121,14 +160,12 @@ static void close_editor(Session *s) {
 
 /* Pushes a line without its newline, when the result is GOT_LINE. */
 static Got read_edited(lua_State *L, Session *s) {
-  struct sigaction old;
   int n = 0;
   interrupted = 0;
-  script_catch_interrupt(on_interrupt, &old); /* not restarting: el_gets returns */
   errno = 0;
+  el_set(s->editor, EL_PREP_TERM, 1); /* before the prompt, or a Ctrl-D typed at its sight is lost */
   const char *line = el_gets(s->editor, &n);
   const bool stopped = interrupted || (line == NULL && errno == EINTR);
-  sigaction(SIGINT, &old, NULL);
   if (stopped) {
     el_reset(s->editor);
     fputs("\n", stdout);
@@ -264,12 +301,16 @@ static void set_globals(lua_State *L) {
 
 void repl_run(lua_State *L) {
   Session s = {0};
+  struct sigaction old;
   lua_settop(L, 0);
   set_globals(L);
   if (isatty(STDIN_FILENO) && isatty(STDOUT_FILENO)) open_editor(&s);
+  /* for the whole session, or a Ctrl-C that comes late would end it; scripts have their own */
+  if (s.editor != NULL) script_catch_interrupt(on_interrupt, &old);
   lua_pushcfunction(L, loop);
   lua_pushlightuserdata(L, &s);
   const int status = lua_pcall(L, 1, 0, 0);
+  if (s.editor != NULL) sigaction(SIGINT, &old, NULL);
   close_editor(&s);
   script_report(L, status, "piper");
 }

@@ -80,11 +80,15 @@ int bind_fail(lua_State *L, const char *fmt, ...) {
 
 /* ---- options ---- */
 
-static int field(lua_State *L, int idx, const char *name) { return lua_getfield(L, idx, name); }
-
 static void wrong_type(lua_State *L, const char *where, const char *name, const char *want) {
   if (lua_isnil(L, -1)) bind_fail(L, "%s: field \"%s\" is missing: it is %s", where, name, want);
-  const char *got = luaL_tolstring(L, -1, NULL);
+  const char *got = luaL_tolstring(L, -1, NULL); /* over the value */
+  switch (lua_type(L, -2)) {
+  case LUA_TSTRING: got = lua_pushfstring(L, "\"%s\"", got); break;
+  case LUA_TNUMBER:
+  case LUA_TBOOLEAN: break;
+  default: got = lua_pushfstring(L, "a %s", luaL_typename(L, -2)); break;
+  }
   bind_fail(L, "%s: field \"%s\" is %s, not %s", where, name, got, want);
 }
 
@@ -105,19 +109,19 @@ static lua_Integer int_on_top(lua_State *L, const char *where, const char *name,
 
 lua_Integer bind_int(lua_State *L, int idx, const char *where, const char *name, lua_Integer min,
                      lua_Integer max) {
-  field(L, idx, name);
+  lua_getfield(L, idx, name);
   return int_on_top(L, where, name, min, max);
 }
 
 lua_Integer bind_opt_int(lua_State *L, int idx, const char *where, const char *name,
                          lua_Integer min, lua_Integer max, lua_Integer def) {
-  if (field(L, idx, name) != LUA_TNIL) return int_on_top(L, where, name, min, max);
+  if (lua_getfield(L, idx, name) != LUA_TNIL) return int_on_top(L, where, name, min, max);
   lua_pop(L, 1);
   return def;
 }
 
 lua_Number bind_num(lua_State *L, int idx, const char *where, const char *name) {
-  if (field(L, idx, name) != LUA_TNUMBER) wrong_type(L, where, name, "a number");
+  if (lua_getfield(L, idx, name) != LUA_TNUMBER) wrong_type(L, where, name, "a number");
   lua_Number v = lua_tonumber(L, -1);
   lua_pop(L, 1);
   return v;
@@ -125,13 +129,13 @@ lua_Number bind_num(lua_State *L, int idx, const char *where, const char *name) 
 
 lua_Number bind_opt_num(lua_State *L, int idx, const char *where, const char *name,
                         lua_Number def) {
-  int type = field(L, idx, name);
+  int type = lua_getfield(L, idx, name);
   lua_pop(L, 1);
   return type == LUA_TNIL ? def : bind_num(L, idx, where, name);
 }
 
 bool bind_opt_bool(lua_State *L, int idx, const char *where, const char *name, bool def) {
-  int type = field(L, idx, name);
+  int type = lua_getfield(L, idx, name);
   if (type != LUA_TNIL && type != LUA_TBOOLEAN) wrong_type(L, where, name, "true or false");
   bool v = type == LUA_TNIL ? def : lua_toboolean(L, -1);
   lua_pop(L, 1);
@@ -139,7 +143,7 @@ bool bind_opt_bool(lua_State *L, int idx, const char *where, const char *name, b
 }
 
 const char *bind_str(lua_State *L, int idx, const char *where, const char *name) {
-  if (field(L, idx, name) != LUA_TSTRING) wrong_type(L, where, name, "a string");
+  if (lua_getfield(L, idx, name) != LUA_TSTRING) wrong_type(L, where, name, "a string");
   const char *v = lua_tostring(L, -1);
   lua_pop(L, 1);
   return v;
@@ -147,7 +151,7 @@ const char *bind_str(lua_State *L, int idx, const char *where, const char *name)
 
 const char *bind_opt_str(lua_State *L, int idx, const char *where, const char *name,
                          const char *def) {
-  int type = field(L, idx, name);
+  int type = lua_getfield(L, idx, name);
   lua_pop(L, 1);
   return type == LUA_TNIL ? def : bind_str(L, idx, where, name);
 }
