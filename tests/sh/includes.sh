@@ -46,7 +46,7 @@ function folder_of(path) {
     split(what, part, "\"")
     to = part[2]
     if (to == "config.h") next
-    dir = to ~ /\// ? substr(to, 1, index(to, "/") - 1) : (from == "main" ? "main" : "?")
+    dir = to ~ /\// ? substr(to, 1, index(to, "/") - 1) : (from == "main" || from == "kernels" ? from : "?")
     if (!(dir in folder)) print FILENAME ":" FNR ": \"" to "\" is not named from src/ or the top"
     else if (dir == "kernels" && from != "kernels" && to != "kernels/kernels.h")
       print FILENAME ":" FNR ": of kernels/ only kernels.h is for others"
@@ -77,6 +77,7 @@ try '  #  include "sim/sim.h"' src/plan/x.c 'src/plan/x.c:1: plan may not includ
 try '#include "dag.h"' src/plan/x.c 'src/plan/x.c:1: "dag.h" is not named from src/ or the top' "headers are named with their folder"
 try '#include <lua.h>' src/plan/x.c 'src/plan/x.c:1: plan may not know of Lua' "Lua stays in bind"
 try '#include <lua.h>' src/bind/x.c '' "bind knows Lua"
+try '#include "gemm.h"' kernels/x.c '' "but they include their neighbours by name"
 try '#include "base/err.h"' kernels/x.c 'kernels/x.c:1: kernels may not include base (base/err.h)' "kernels stand alone"
 
 done_testing
