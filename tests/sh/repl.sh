@@ -97,16 +97,15 @@ case $SANITIZED in
 *)
 session "Ctrl-C ends a loop, back to the prompt" <<'END'
 expect >
-send print("started") while true do end\r
-expect started
+send print("sta" .. "rted") while true do end\r
 expect started
 send \x03
 expect interrupted!
 expect > 
 send 6 * 7\r
 expect 42
-send print("again") while true do end\r
-expect again
+expect > 
+send print("ag" .. "ain") while true do end\r
 expect again
 send \x03
 expect interrupted!
