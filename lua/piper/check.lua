@@ -41,7 +41,7 @@ function M.show(v, depth)
     return kind == "function" and "a function" or tostring(v)
   end
   local meta = getmetatable(v)
-  if meta and meta.__tostring then return tostring(v) end
+  if meta and meta.__tostring then return (tostring(v):match "[^\n]*") end
   if next(v) == nil then return "{}" end
   if depth == 0 then return "{...}" end
   local parts = {}

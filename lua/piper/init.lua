@@ -3,4 +3,23 @@ local core = require "piper.core"
 
 local M = { _VERSION = core.version }
 
-return M
+-- piper.<name> is what the module "piper.<name>" returns ...
+local MODULES = {
+  annotate = true, compile = true, data = true, lr = true, model = true, nn = true, schedules = true,
+  strategy = true, train = true,
+}
+-- ... or a field of another module.
+local FIELDS = { adamw = "piper.optim", sgd = "piper.optim" }
+
+return setmetatable(M, {
+  __index = function(t, name)
+    local value
+    if MODULES[name] then
+      value = require("piper." .. name)
+    elseif FIELDS[name] then
+      value = require(FIELDS[name])[name]
+    end
+    rawset(t, name, value)
+    return value
+  end,
+})

@@ -11,6 +11,7 @@
 #include <sys/stat.h>
 
 #include "base/nearest.h"
+#include "bind/bind_model.h"
 #include "bind/lua_modules.h"
 
 #define CHUNK_PREFIX "=[piper]/"
@@ -22,6 +23,7 @@ typedef struct CorePart {
 } CorePart;
 
 static const CorePart core_parts[] = {
+    {"graph", luaopen_piper_core_graph},
     {NULL, NULL},
 };
 

@@ -35,7 +35,7 @@ static PiperStatus check_whole(const Graph *g, PiperErr *err) {
   TRY(check_scopes(g, err));
   if (g->losses.n == 1)
     return err_set(err, PIPER_EUSER,
-                   "model \"%s\" has no loss; say which value to minimise with m:loss(x)",
+                   "model \"%s\": no loss: say which value to minimise with m:loss(x)",
                    graph_name(g, g->name));
   return check_params_used(g, err);
 }

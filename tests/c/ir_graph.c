@@ -89,7 +89,7 @@ static void test_losses(void) {
   const ValueId x = input(g, "x"), w = param(g, "w", &SCALAR);
   const ValueId s = op(g, OP_SUM, x, NONE);
   FAILS(graph_cut(g, &err),
-        "model \"losses\" has no loss; say which value to minimise with m:loss(x)");
+        "model \"losses\": no loss: say which value to minimise with m:loss(x)");
   FAILS(graph_add_loss(g, x, 0, &err), "loss: value is [batch, 4], and a loss is a scalar: reduce "
                                        "it with sum, mean or another loss");
   must(graph_add_loss(g, s, 0, &err), s);
