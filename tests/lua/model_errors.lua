@@ -185,6 +185,7 @@ fails(function() done:input("y", { "batch" }) end, 'input: model "done" is compl
 fails(function() done:loss(kept) end, 'loss: model "done" is complete; this belongs in its function')
 fails(function() done:freeze "x" end, 'freeze: model "done" is complete; this belongs in its function')
 fails(function() done:flops(0) end, "flops: argument 1 (batch) is 0, not a whole number of at least 1")
+bad(function(m) m:flops(1) end, 'model "test" is not complete: its function has not returned')
 bad(function(_, x) return x + kept end, 'add: right belongs to model "done", not to "test"')
 
 -- ---- errors of the script's own ----
