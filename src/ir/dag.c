@@ -24,10 +24,11 @@ const bool NODE_KIND_COMMUNICATES[NODE_KIND_COUNT] = {
 };
 
 /* Every node field, once: growth, zeroing and freeing cannot forget one. */
+// clang-format off
 #define NODE_FIELDS(X)                                                                             \
-  X(kind)                                                                                          \
-  X(pass) X(chunk) X(bucket) X(tensor) X(devs) X(src_devs) X(lo) X(hi) X(src_lo) X(src_hi)         \
-      X(stream) X(tags) X(mb) X(line) X(group) X(member) X(order_of)
+  X(kind) X(pass) X(chunk) X(bucket) X(tensor) X(devs) X(src_devs) X(lo) X(hi) X(src_lo) X(src_hi) \
+  X(stream) X(tags) X(mb) X(line) X(group) X(member) X(order_of)
+// clang-format on
 
 /* Ids, 0 = free; n is a power of two, at most half of the slots are taken. */
 typedef struct Slots {
@@ -74,7 +75,7 @@ Dag *dag_new(const Graph *g, int64_t batch) {
   d->home = arena_alloc(d->arena, g->params.n > 0 ? g->params.n : 1, sizeof *d->home);
   if (d->home == NULL || !grow_nodes(d) || !vec_push(&d->edges, (Edge){0}) ||
       !vec_push(&d->tensors, (Tensor){0}) || !vec_push(&d->buckets, (Bucket){0}) ||
-      !vec_push(&d->tags_first, 0) || dag_tags(d, NULL, 0) != 0)
+      !vec_push(&d->tags_first, 0) || !vec_reserve(&d->tags_at, 16) || dag_tags(d, NULL, 0) != 0)
     goto fail;
   return d;
 fail:
