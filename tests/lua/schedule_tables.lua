@@ -59,7 +59,7 @@ local function broken(change)
   change(orders, s)
   return function() schedules.check(s) end
 end
-local F, B = "F", "B"
+local F = "F"
 local function act(pp, pass, mb) return { PP = pp, PASS = pass, MB = mb } end
 
 tap.error_matches(broken(function(o) table.remove(o[2], 4) end),
