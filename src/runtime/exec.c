@@ -1,0 +1,229 @@
+/* Instruction by instruction, in the rank's order: waits, the instruction, its signal. Everything
+ * that an instruction needs to know about addresses is settled here, once. */
+#include "runtime/exec.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A stream's name and an ordered list of ranks. */
+typedef struct ExecGroup {
+  const char *name;
+  const int32_t *list; /* NULL: 'pair' */
+  int32_t pair[2];
+  uint32_t n;
+  CommGroup *handle;
+} ExecGroup;
+
+static const int32_t *group_ranks(const ExecGroup *g) { return g->list != NULL ? g->list : g->pair; }
+
+static int group_compare(const void *pa, const void *pb) {
+  const ExecGroup *a = pa, *b = pb;
+  const int by_name = strcmp(a->name, b->name);
+  if (by_name != 0) return by_name;
+  if (a->n != b->n) return a->n < b->n ? -1 : 1;
+  for (uint32_t i = 0; i < a->n; i++) {
+    const int32_t ra = group_ranks(a)[i], rb = group_ranks(b)[i];
+    if (ra != rb) return ra < rb ? -1 : 1;
+  }
+  return 0;
+}
+
+static ExecGroup group_of(const RankExec *x, const Instr *i) {
+  const DevSets *sets = x->plan->dag->devsets;
+  ExecGroup g = {.name = x->rank->streams.at[i->stream].name, .n = 2};
+  if (i->kind == INSTR_ALL_REDUCE) {
+    g.list = devsets_ranks(sets, i->group);
+    g.n = devsets_size(sets, i->group);
+  } else {
+    g.pair[i->kind == INSTR_SEND ? 0 : 1] = x->rank->rank;
+    g.pair[i->kind == INSTR_SEND ? 1 : 0] = i->peer;
+  }
+  return g;
+}
+
+static CommGroup *group_handle(const RankExec *x, const Instr *i) {
+  const ExecGroup key = group_of(x, i);
+  const ExecGroup *g = bsearch(&key, x->groups, x->n_groups, sizeof key, group_compare);
+  return g->handle; /* it is there: open_groups went through the same instructions */
+}
+
+/* In the order of names and ranks: the same on all ranks, as comm.h asks. */
+static PiperStatus open_groups(RankExec *x, PiperErr *err) {
+  const RankPlan *r = x->rank;
+  uint32_t n = 0;
+  x->groups = calloc(r->instrs.n + 1, sizeof *x->groups);
+  if (x->groups == NULL) return err_nomem(err, "groups");
+  for (size_t i = 0; i < r->instrs.n; i++) {
+    if (r->instrs.at[i].kind != INSTR_RUN) x->groups[n++] = group_of(x, &r->instrs.at[i]);
+  }
+  qsort(x->groups, n, sizeof *x->groups, group_compare);
+  for (uint32_t i = 0; i < n; i++) {
+    if (x->n_groups != 0 && group_compare(&x->groups[x->n_groups - 1], &x->groups[i]) == 0) continue;
+    x->groups[x->n_groups++] = x->groups[i];
+  }
+  for (uint32_t i = 0; i < x->n_groups; i++) {
+    ExecGroup *g = &x->groups[i];
+    TRY(x->comm->ops->group(x->comm, g->name, group_ranks(g), g->n, &g->handle, err));
+  }
+  return PIPER_OK;
+}
+
+static PiperStatus make_streams(RankExec *x, PiperErr *err) {
+  const RankPlan *r = x->rank;
+  const DeviceOps *dev = x->device->ops;
+  x->streams = calloc(r->streams.n + 1, sizeof *x->streams);
+  x->events = calloc(r->instrs.n + 1, sizeof *x->events);
+  if (x->streams == NULL || x->events == NULL) return err_nomem(err, "streams");
+  for (size_t i = 0; i < r->streams.n; i++) {
+    const PlanStream *s = &r->streams.at[i];
+    TRY(dev->stream_new(x->device, s->name,
+                        s->kind == STREAM_COMPUTE ? DEVICE_STREAM_COMPUTE : DEVICE_STREAM_COMM,
+                        &x->streams[i], err));
+  }
+  for (size_t i = 0; i < r->instrs.n; i++) {
+    if (r->instrs.at[i].signals) TRY(dev->event_new(x->device, &x->events[i], err));
+  }
+  return PIPER_OK;
+}
+
+static PiperStatus find_buckets(RankExec *x, PiperErr *err) {
+  const RankPlan *r = x->rank;
+  const size_t n = x->plan->dag->buckets.n;
+  x->params_at = malloc((n + 1) * sizeof *x->params_at);
+  x->grads_at = malloc((n + 1) * sizeof *x->grads_at);
+  if (x->params_at == NULL || x->grads_at == NULL) return err_nomem(err, "rank");
+  for (size_t i = 0; i <= n; i++) x->params_at[i] = x->grads_at[i] = EXEC_NOT_HERE;
+  for (size_t i = 0; i < r->buffers.n; i++) {
+    const Buffer *b = &r->buffers.at[i];
+    if (b->role == BUFFER_PARAMS) x->params_at[b->id] = b->offset;
+    if (b->role == BUFFER_GRADS) x->grads_at[b->id] = b->offset;
+  }
+  return PIPER_OK;
+}
+
+PiperStatus exec_open(RankExec *x, const Plan *plan, const RankPlan *rank, const DeviceOps *device,
+                      const DeviceConfig *cfg, CommHub *comm_hub, const CommOps *comm,
+                      PiperErr *err) {
+  x->plan = plan;
+  x->rank = rank;
+  x->n_programs = programs_count(plan->programs);
+  x->runs = calloc(rank->instrs.n + 1, sizeof *x->runs);
+  x->bases = calloc(rank->bind_offset.n + 1, sizeof *x->bases);
+  x->checked = calloc((size_t)x->n_programs + 1, sizeof *x->checked);
+  if (x->runs == NULL || x->bases == NULL || x->checked == NULL) return err_nomem(err, "rank");
+  TRY(device->open(cfg, &x->device, err));
+  TRY(comm->open(comm_hub, x->device, &x->comm, err));
+  x->arena = device->alloc(x->device, rank->arena_bytes);
+  if (x->arena == NULL) {
+    return err_set(err, PIPER_ENOMEM, "rank %d: no memory for its %llu bytes", (int)rank->rank,
+                   (unsigned long long)rank->arena_bytes);
+  }
+  TRY(find_buckets(x, err));
+  TRY(make_streams(x, err));
+  return open_groups(x, err);
+}
+
+/* Plans are also loaded from files: what is wrong with one must not become a wild access. */
+static PiperStatus in_arena(const RankExec *x, uint64_t offset, uint64_t bytes, PiperErr *err) {
+  const uint64_t size = x->rank->arena_bytes;
+  if (offset <= size && bytes <= size - offset) return PIPER_OK;
+  return err_set(err, PIPER_EBUG, "bytes %llu + %llu lie outside the arena of %llu",
+                 (unsigned long long)offset, (unsigned long long)bytes, (unsigned long long)size);
+}
+
+static PiperStatus check_program(RankExec *x, uint32_t id, PiperErr *err) {
+  const Program *p = programs_at(x->plan->programs, id);
+  uint64_t *bytes;
+  PiperStatus st;
+  if (x->checked[id]) return PIPER_OK;
+  bytes = calloc((size_t)p->n_bindings + 1, sizeof *bytes);
+  if (bytes == NULL) return err_nomem(err, "program");
+  for (uint32_t i = 0; i < p->n_bindings; i++) bytes[i] = p->bindings[i].bytes;
+  st = x->device->ops->check(x->device, p->calls, p->n_calls, bytes, p->n_bindings, err);
+  free(bytes);
+  x->checked[id] = st == PIPER_OK;
+  return st;
+}
+
+static PiperStatus enqueue_run(RankExec *x, uint32_t index, PiperErr *err) {
+  const RankPlan *r = x->rank;
+  const Instr *i = &r->instrs.at[index];
+  const Program *p = programs_at(x->plan->programs, i->program);
+  TRY(check_program(x, i->program, err));
+  for (uint32_t b = 0; b < p->n_bindings; b++) {
+    const uint64_t offset = r->bind_offset.at[i->bind_first + b];
+    TRY(in_arena(x, offset, p->bindings[b].bytes, err));
+    x->bases[i->bind_first + b] = x->arena + offset;
+  }
+  x->runs[index] = (KernelRun){
+      .calls = p->calls,
+      .n_calls = p->n_calls,
+      .bases = x->bases + i->bind_first,
+      .first = r->bind_first_write.at + i->bind_first,
+      .sample_lo = i->sample_lo,
+      .step = (const StepBlock *)(x->arena + r->step_offset),
+  };
+  return x->device->ops->run(x->streams[i->stream], &x->runs[index], index, err);
+}
+
+static PiperStatus enqueue(RankExec *x, uint32_t index, PiperErr *err) {
+  const RankPlan *r = x->rank;
+  const Instr *i = &r->instrs.at[index];
+  const DeviceOps *dev = x->device->ops;
+  const CommOps *comm = x->comm->ops;
+  DeviceStream *s = x->streams[i->stream];
+  unsigned char *at = x->arena + i->offset;
+  const size_t element = i->kind == INSTR_ALL_REDUCE ? dtype_bytes(i->dtype) : 1;
+  if (i->kind != INSTR_RUN) TRY(in_arena(x, i->offset, i->bytes, err));
+  if (element == 0) return err_set(err, PIPER_EBUG, "a sum of no type");
+  for (uint32_t w = 0; w < i->n_waits; w++) {
+    DeviceEvent *e = x->events[r->waits.at[i->wait_first + w]];
+    if (e == NULL) return err_set(err, PIPER_EBUG, "waits for an instruction that does not signal");
+    TRY(dev->wait(s, e, err));
+  }
+  switch ((InstrKind)i->kind) {
+  case INSTR_RUN:
+    TRY(enqueue_run(x, index, err));
+    break;
+  case INSTR_SEND:
+    TRY(comm->send(group_handle(x, i), s, at, i->bytes, index, err));
+    break;
+  case INSTR_RECV:
+    TRY(comm->recv(group_handle(x, i), s, at, i->bytes, index, err));
+    break;
+  case INSTR_ALL_REDUCE:
+    TRY(comm->all_reduce(group_handle(x, i), s, at, i->bytes / element, i->dtype, index, err));
+    break;
+  }
+  return i->signals ? dev->record(s, x->events[index], err) : PIPER_OK;
+}
+
+PiperStatus exec_capture(RankExec *x, PiperErr *err) {
+  const RankPlan *r = x->rank;
+  const DeviceOps *dev = x->device->ops;
+  TRY(in_arena(x, r->step_offset, sizeof(StepBlock), err));
+  TRY(in_arena(x, r->metrics_offset, x->plan->graph->losses.n * sizeof(double), err));
+  TRY(dev->capture_begin(x->device, err));
+  for (uint32_t i = 0; i < r->instrs.n; i++) {
+    PiperErr own = {PIPER_OK, ""};
+    char label[256];
+    if (enqueue(x, i, &own) == PIPER_OK) continue;
+    plan_instr_label(x->plan, r, i, label, sizeof label);
+    return err_set(err, own.code, "%s: %s", label, own.text);
+  }
+  return dev->capture_end(x->device, err);
+}
+
+void exec_close(RankExec *x) {
+  if (x->comm != NULL) x->comm->ops->close(x->comm);
+  if (x->device != NULL) x->device->ops->close(x->device);
+  free(x->params_at);
+  free(x->grads_at);
+  free(x->groups);
+  free(x->streams);
+  free(x->events);
+  free(x->runs);
+  free(x->bases);
+  free(x->checked);
+  *x = (RankExec){0};
+}

@@ -1,0 +1,62 @@
+/* job.h - a plan at work: its ranks, their memory, step after step.
+ *
+ * All ranks of the plan are threads of this process, on CPU devices. One thread calls; Lua never
+ * meets the others. After a failure in a step every later call but job_close and job_memory returns
+ * that failure. */
+#ifndef PIPER_RUNTIME_JOB_H
+#define PIPER_RUNTIME_JOB_H
+
+#include "plan/plan.h"
+
+typedef struct Job Job;
+
+typedef struct JobConfig {
+  uint64_t seed;           /* of the initial parameters */
+  double watchdog_seconds; /* a step in which nothing completes for so long is ended with a report;
+                              0: PIPER_WATCHDOG from the environment, or 60; < 0: never */
+} JobConfig;
+
+/* Environment, for tests; what cannot be read is an error of job_open:
+ *   PIPER_WATCHDOG=<seconds>               0: off
+ *   PIPER_JITTER=<seed>[:<max us>]         a random sleep (default at most 200 us) before every
+ *                                          instruction, by seed, rank, instruction and step
+ *   PIPER_FAULT=<pass>:<step>:<rank>[:sleep:<seconds>]
+ *                                          the first instruction of that pass (F, B, BI, BW, or the
+ *                                          kind of any other node: update, transfer, ...) of that
+ *                                          rank fails in that step, or sleeps first
+ *   PIPER_POISON=1                         all memory starts as NaN, so that nothing relies on zeros */
+
+/* The plan stays the caller's and outlives the job. Parameters have their initial values, optimizer
+ * state is zero, gradients are undefined until the first step. */
+PiperStatus job_open(const Plan *plan, const JobConfig *cfg, Job **out, PiperErr *err);
+/* Joins all threads, whatever happened before; NULL is fine. */
+void job_close(Job *job);
+
+typedef struct JobStep {
+  int64_t step;              /* from 1 */
+  double lr;
+  uint64_t seed;             /* of what is random in a step */
+  const void *const *inputs; /* by index into graph->inputs (element 0 unused): the rows of the whole
+                                batch, row-major, in the plan's own type of the input; read during
+                                the call. NULL: an input that no rank reads */
+} JobStep;
+
+/* Runs one step. metrics: n_losses + 1 numbers, the losses and then the norm of the gradient; may be
+ * NULL. PIPER_ESTOP: interrupt_pending() became true. */
+PiperStatus job_step(Job *job, const JobStep *step, double *metrics, PiperErr *err);
+
+/* Whole tensors, row-major. Setting changes every copy. Gradients are those of the last step, before
+ * the optimizer; zeros for a parameter that takes none. */
+PiperStatus job_get_param(Job *job, ParamId p, double *values, PiperErr *err);
+PiperStatus job_set_param(Job *job, ParamId p, const double *values, PiperErr *err);
+PiperStatus job_get_grad(Job *job, ParamId p, double *values, PiperErr *err);
+
+/* PIPER_EBUG, naming parameter and ranks, unless all copies of every parameter have equal bits. */
+PiperStatus job_replicas_equal(Job *job, PiperErr *err);
+
+/* Bytes that were allocated for a rank's data; false: the rank is not of this plan. They are one
+ * block: the plan divides it into categories, and what it would not account for counts as
+ * workspace. */
+bool job_memory(const Job *job, int32_t rank, uint64_t out[MEM_COUNT]);
+
+#endif
