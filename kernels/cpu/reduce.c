@@ -28,18 +28,18 @@
 
 double FN(sum)(int64_t n, const void *x_) {
   const REAL *x = x_;
-  SUM(FN(wide)(x + i), (double)x[i]);
+  SUM(WIDE(x + i), (double)x[i]);
 }
 
 double FN(sum_squares)(int64_t n, const void *x_) {
   const REAL *x = x_;
-  SUM(FN(wide)(x + i) * FN(wide)(x + i), (double)x[i] * (double)x[i]);
+  SUM(WIDE(x + i) * WIDE(x + i), (double)x[i] * (double)x[i]);
 }
 
 double FN(sum_squared_difference)(int64_t n, const void *a_, const void *b_) {
   const REAL *a = a_, *b = b_;
 #define D ((double)a[i] - (double)b[i])
-#define WIDE_D (FN(wide)(a + i) - FN(wide)(b + i))
+#define WIDE_D (WIDE(a + i) - WIDE(b + i))
   SUM(WIDE_D * WIDE_D, D *D);
 #undef D
 #undef WIDE_D
@@ -67,7 +67,7 @@ ALWAYS_INLINE void FN(column_group)(const int groups, int64_t rows, int64_t colu
   for (int q = 0; q < groups; q++) sums[q] = (FN(Wide)){0};
   for (int64_t i = 0; i < rows; i++)
 #pragma GCC unroll 8
-    for (int q = 0; q < groups; q++) sums[q] += FN(wide)(x + i * columns + 4 * q);
+    for (int q = 0; q < groups; q++) sums[q] += WIDE(x + i * columns + 4 * q);
 #pragma GCC unroll 8
   for (int q = 0; q < groups; q++)
     for (int l = 0; l < 4; l++) {
