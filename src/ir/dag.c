@@ -300,7 +300,9 @@ static char pass_letter(unsigned pass) {
 /* The user's name of the op that computes it, otherwise its kind and the value's number. */
 static void put_value(Out *o, const Graph *g, ValueId v) {
   const Value *value = graph_value(g, v);
-  if (value->kind == VALUE_PARAM) {
+  if (v.i == 0) {
+    put(o, "?");
+  } else if (value->kind == VALUE_PARAM) {
     put(o, "%s", graph_name(g, graph_param(g, value->param)->name));
   } else if (value->kind == VALUE_INPUT) {
     put(o, "%s", graph_name(g, g->inputs.at[value->input].name));

@@ -2,6 +2,7 @@
  * same when parsed and printed again, and which can be labelled, ordered and verified.
  * make fuzz && tests/fuzz/dag_text; tests/c/ir_dag_text_mutation.c runs it on damaged texts. */
 #include "ir/dag_text.h"
+#include "ir/dag_verify.h"
 #include "ir/topo.h"
 
 #include "lib/stages.h"
@@ -24,6 +25,10 @@ static void look_at(const Dag *d) {
   if (topo_order(d, &a, order, &n, &err) != PIPER_OK) insist(err.text[0] != '\0', "no message");
   adjacency_free(&a);
   free(order);
+  for (unsigned stages = 0; stages < 16; stages++) {
+    PiperErr found = {0};
+    if (dag_verify(d, stages, &found) != PIPER_OK) insist(found.text[0] != '\0', "no sentence");
+  }
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
