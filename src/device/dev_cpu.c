@@ -33,6 +33,7 @@
 #include <time.h>
 
 #define SPIN_NS 50000 /* waking a sleeping core takes 44 us, so it pays to spin about as long */
+#define SPIN_TURNS 40 /* without asking the kernel: some 1.5 us */
 #define BOARD_SLOTS 8
 #define DRAIN_WORKS 8
 #define CACHE_LINE 64
@@ -371,25 +372,31 @@ static void park(CpuStream *s, const atomic_ullong *counter, uint64_t target) {
   pthread_mutex_unlock(&s->mutex);
 }
 
+/* One turn of a spin that began at 'begin' (0: begins now); false: it has lasted long enough. Turns
+ * after the first few let the kernel run who is ready on this core: it often wakes the thread that
+ * we wait for right here, though another core is idle, and would leave it waiting while we spin. */
+static bool spin(unsigned turn, uint64_t *begin) {
+  if (turn < SPIN_TURNS) {
+    cpu_relax();
+    return true;
+  }
+  if (turn == SPIN_TURNS) *begin = now_ns();
+  sched_yield();
+  return now_ns() - *begin < SPIN_NS;
+}
+
 /* Until the counter has reached 'target', of which this stream is told; false: the job stops. */
 static bool wait_for(CpuStream *s, const atomic_ullong *counter, uint64_t target) {
   DeviceHub *hub = s->dev->hub;
-  uint64_t until = 0;
-  for (unsigned spins = 0;; spins++) {
+  uint64_t begin = 0;
+  for (unsigned turn = 0;; turn++) {
     if (stopping(s->dev)) return false;
     if (atomic_load(counter) >= target) return true;
     if (help(hub)) {
-      until = 0;
-    } else if (crowded(hub)) {
+      turn = 0;
+    } else if (crowded(hub) || !spin(turn, &begin)) {
       park(s, counter, target);
-      until = 0;
-    } else if (spins % 8 != 0) {
-      cpu_relax();
-    } else if (until == 0) {
-      until = now_ns() + SPIN_NS;
-    } else if (now_ns() >= until) {
-      park(s, counter, target);
-      until = 0;
+      turn = 0;
     }
   }
 }
@@ -666,14 +673,13 @@ static PiperStatus cpu_sync(Device *base, int timeout_ms, bool *done, PiperErr *
   CpuDevice *dev = (CpuDevice *)base;
   DeviceHub *hub = dev->hub;
   const uint64_t step = atomic_load(&dev->launched);
-  const uint64_t spin_until = now_ns() + SPIN_NS;
+  uint64_t begin = 0;
   struct timespec until;
   (void)err;
-  for (;;) {
+  for (unsigned turn = 0;; turn++) {
     *done = atomic_load(&dev->finished) >= step;
     if (*done || stopping(dev) || timeout_ms <= 0) return PIPER_OK;
-    if (atomic_load(&hub->runnable) >= hub->n_cores || now_ns() >= spin_until) break;
-    cpu_relax();
+    if (atomic_load(&hub->runnable) >= hub->n_cores || !spin(turn, &begin)) break;
   }
   clock_gettime(CLOCK_MONOTONIC, &until);
   until.tv_sec += timeout_ms / 1000;
