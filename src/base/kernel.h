@@ -13,10 +13,10 @@
 #include <stdint.h>
 
 #define SHAPE_MAX_RANK 6
-#define KERNEL_MAX_ARGS 8
+#define KERNEL_MAX_ARGS 10
 #define KERNEL_NO_BASE UINT16_MAX /* the argument is absent */
 
-enum { OPF_MODEL = 1, OPF_VIEW = 2 };
+enum { OPF_MODEL = 1, OPF_VIEW = 2, OPF_AUX = 4, OPF_JOINT = 8 };
 
 typedef enum OpKind {
   OP_NONE = 0,
@@ -45,6 +45,8 @@ typedef enum KernelPart {
   KERNEL_B, /* gradient with respect to operand 'wrt' */
 } KernelPart;
 
+#define KERNEL_WRT_ALL UINT8_MAX /* 'wrt' of an OPF_JOINT op: of every operand that takes one */
+
 typedef struct KernelArg {
   uint64_t offset;  /* bytes from the base */
   uint16_t base;    /* index into the instruction's bases; KERNEL_NO_BASE: absent */
@@ -54,15 +56,18 @@ typedef struct KernelArg {
 } KernelArg;
 
 /* Argument positions of a model op with n operands (op_info.n_operands):
- *   F: operands 0 .. n-1, output at n
+ *   F: operands 0 .. n-1, output at n, of an OPF_AUX op its auxiliary output at n+1
  *   B: operands 0 .. n-1 and output n (absent where ops.def says that this gradient does not read
- *      them), gradient of the output at n+1, gradient of operand 'wrt' at n+2 (written or added to)
+ *      them), gradient of the output at n+1, gradient of operand 'wrt' at n+2 (written or added to),
+ *      auxiliary output at n+3 (absent likewise)
+ *   B of an OPF_JOINT op: n+2 is absent; gradient of operand i at n+4+i, absent where none flows
  * Compiler ops: as listed in ops.def. */
 typedef struct KernelCall {
   uint8_t op;       /* OpKind */
   uint8_t part;     /* KernelPart */
-  uint8_t wrt;      /* B: which operand */
-  bool accumulate;  /* add to the destination instead of writing it (B, ACCUMULATE, LOSS, NORM) */
+  uint8_t wrt;      /* B: which operand, or KERNEL_WRT_ALL */
+  uint8_t accumulate; /* 1: add to the destination instead of writing it (B, ACCUMULATE, LOSS, NORM);
+                         KERNEL_WRT_ALL: bit i says so for the gradient of operand i */
   uint16_t first_base; /* not KERNEL_NO_BASE: 'accumulate' is instead taken from the instruction,
                           false where KernelRun.first[first_base] is set */
   uint16_t n_args;

@@ -1,12 +1,10 @@
-/* ops_cpu.c - one function for each op: what it requires of its arguments, and which kernels do it.
- *
- * The requirements (NEED) are tested on every run as well; they are a few integer comparisons. In a
- * check (ops_cpu_check) the functions stop before the kernels: COMPUTE ends the requirements.
- * Shapes are read from arguments that are present: a gradient lacks operands it does not read. */
+/* ops_cpu.c - the ops on the CPU: products, elementwise ops, sums, what the compiler inserts; and
+ * running a program of them. */
 #include "device/ops_cpu.h"
 
 #include "device/broadcast.h"
 #include "device/cpu_isa.h"
+#include "device/ops_cpu_op.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -28,92 +26,6 @@ PiperStatus ops_cpu_scratch_new(const KernelTable *table, OpsCpuScratch **out, P
 }
 
 void ops_cpu_scratch_free(OpsCpuScratch *s) { free(s); }
-
-/* One call being checked or run. */
-typedef struct Op {
-  const KernelCall *call;
-  const KernelRun *run; /* NULL in a check, as is all that follows */
-  const Kernels *k;
-  void *scratch;
-  void *at[KERNEL_MAX_ARGS]; /* addresses of the arguments; NULL: absent */
-  bool add;                  /* the resolved 'accumulate' */
-  PiperErr *err;
-} Op;
-
-/* ---- arguments --------------------------------------------------------------------------------- */
-
-static bool has(const Op *o, int i) {
-  return i < o->call->n_args && o->call->args[i].base != KERNEL_NO_BASE;
-}
-
-static const KernelArg *arg(const Op *o, int i) { return &o->call->args[i]; }
-
-static int64_t elements(const KernelArg *a) {
-  int64_t n = 1;
-  for (int i = 0; i < a->rank; i++) n *= a->dim[i];
-  return n;
-}
-
-static int64_t count(const Op *o, int i) { return elements(arg(o, i)); }
-
-/* Dimension i counted from the last one. */
-static int64_t last(const Op *o, int i, int from_last) {
-  return arg(o, i)->dim[arg(o, i)->rank - 1 - from_last];
-}
-
-static bool is(const Op *o, int i, DType t) { return has(o, i) && arg(o, i)->dtype == t; }
-
-static bool is_real(const Op *o, int i) { return is(o, i, DT_F32) || is(o, i, DT_F64); }
-
-static bool same_shape(const Op *o, int i, int j) {
-  const KernelArg *a = arg(o, i), *b = arg(o, j);
-  return a->rank == b->rank && memcmp(a->dim, b->dim, a->rank * sizeof a->dim[0]) == 0;
-}
-
-static bool is_scalar(const Op *o, int i, DType t) { return is(o, i, t) && count(o, i) == 1; }
-
-/* Elements of argument i are REALs of type t. */
-static double real_at(const void *p, DType t) {
-  return t == DT_F32 ? (double)*(const float *)p : *(const double *)p;
-}
-
-static void set_real(void *p, DType t, double v) {
-  if (t == DT_F32)
-    *(float *)p = (float)v;
-  else
-    *(double *)p = v;
-}
-
-static PiperStatus misfit(const Op *o, const char *what) {
-  return err_set(o->err, PIPER_EBUG, "%s %s: arguments do not fit: %s", OP_INFO[o->call->op].name,
-                 o->call->part == KERNEL_B ? "gradient" : "kernel", what);
-}
-
-#define NEED(what)                                                                                 \
-  do {                                                                                             \
-    if (!(what)) return misfit(o, #what);                                                          \
-  } while (0)
-
-/* The rest of the function runs kernels. */
-#define COMPUTE()                                                                                  \
-  do {                                                                                             \
-    if (o->run == NULL) return PIPER_OK;                                                           \
-  } while (0)
-
-/* Positions after the n operands of a model op. */
-#define OUT(n) (n)
-#define DY(n) ((n) + 1)
-#define DX(n) ((n) + 2)
-
-static bool backward(const Op *o) { return o->call->part == KERNEL_B; }
-
-/* y (+)= x, n elements of type t. */
-static void copy_or_add(const Op *o, int64_t n, DType t, const void *x, void *y) {
-  if (o->add)
-    o->k->add(n, x, 1, y, 1, y);
-  else if (x != y)
-    memcpy(y, x, (size_t)n * dtype_bytes(t));
-}
 
 /* ---- products ---------------------------------------------------------------------------------- */
 
@@ -233,15 +145,6 @@ static PiperStatus run_embedding(Op *o) {
 }
 
 /* ---- elementwise ------------------------------------------------------------------------------- */
-
-/* One operand of the output's size: checks a forward's or gradient's pair and gives its positions. */
-static PiperStatus unary(const Op *o, int *from, int *to) {
-  *from = backward(o) ? DY(1) : 0;
-  *to = backward(o) ? DX(1) : OUT(1);
-  NEED(o->call->wrt == 0 && is_real(o, *from) && is(o, *to, (DType)arg(o, *from)->dtype));
-  NEED(count(o, *from) == count(o, *to));
-  return PIPER_OK;
-}
 
 static PiperStatus run_relu(Op *o) {
   int from, to;
@@ -501,9 +404,20 @@ static PiperStatus (*const RUN[OP_KIND_COUNT])(Op *) = {
     [OP_ADAMW] = run_adamw,
 };
 
-/* Whether 'accumulate' means something to this call. */
-static bool may_accumulate(const KernelCall *c) {
+/* The bits of 'accumulate' that mean something to this call. */
+static unsigned may_accumulate(const KernelCall *c) {
+  if (c->part == KERNEL_B && c->wrt == KERNEL_WRT_ALL) return (1u << OP_INFO[c->op].n_operands) - 1;
   return c->part == KERNEL_B || c->op == OP_ACCUMULATE || c->op == OP_LOSS || c->op == OP_NORM;
+}
+
+/* 'wrt' is one that the call can have, and a joint op's gradients are where they should be. */
+static PiperStatus check_wrt(const Op *o) {
+  const KernelCall *c = o->call;
+  const int n = OP_INFO[c->op].n_operands;
+  if (c->part == KERNEL_F) NEED(c->wrt == 0);
+  else if (!(OP_INFO[c->op].flags & OPF_JOINT)) NEED(c->wrt < n);
+  else NEED(c->wrt == KERNEL_WRT_ALL && c->first_base == KERNEL_NO_BASE && !has(o, DX(n)));
+  return PIPER_OK;
 }
 
 /* Shape and place of every argument that is there. */
@@ -539,8 +453,9 @@ PiperStatus ops_cpu_check(const KernelCall *calls, uint32_t n_calls, const uint6
     const bool model_op = info->n_operands > 0;
     NEED(c->n_args <= KERNEL_MAX_ARGS);
     NEED(c->part == KERNEL_F || (c->part == KERNEL_B && model_op));
-    NEED(c->wrt == 0 || (c->part == KERNEL_B && c->wrt < info->n_operands));
-    NEED(may_accumulate(c) || (!c->accumulate && c->first_base == KERNEL_NO_BASE));
+    TRY(check_wrt(o));
+    NEED((c->accumulate & ~may_accumulate(c)) == 0);
+    NEED(may_accumulate(c) != 0 || c->first_base == KERNEL_NO_BASE);
     NEED(c->first_base == KERNEL_NO_BASE || c->first_base < n_bases);
     TRY(check_args(o, base_bytes, n_bases));
     TRY(RUN[c->op](o));
@@ -566,7 +481,7 @@ PiperStatus ops_cpu_run(const KernelRun *run, OpsCpuScratch *scratch, PiperErr *
       break;
     }
     o.k = f64 ? &scratch->table->f64 : &scratch->table->f32;
-    o.add = c->first_base != KERNEL_NO_BASE ? !run->first[c->first_base] : c->accumulate;
+    o.add = c->first_base != KERNEL_NO_BASE ? !run->first[c->first_base] : c->accumulate & 1;
     TRY(RUN[c->op](&o));
   }
   return PIPER_OK;

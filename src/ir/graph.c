@@ -209,7 +209,7 @@ PiperStatus graph_add_param(Graph *g, const ParamSpec *spec, uint32_t line, Valu
 
 /* ---- ops ------------------------------------------------------------------------------------- */
 
-/* There is room for one more op and value. */
+/* There is room for one more op and its values. */
 static ValueId push_op(Graph *g, Op op, const OpResult *r) {
   op.out = (ValueId){(uint32_t)g->values.n};
   op.scope = g->open_scopes.n > 0 ? g->open_scopes.at[g->open_scopes.n - 1] : 0;
@@ -220,6 +220,14 @@ static ValueId push_op(Graph *g, Op op, const OpResult *r) {
                                         .dtype = r->dtype,
                                         .shape = r->shape,
                                         .op = {(uint32_t)g->ops.n}};
+  if (OP_INFO[op.kind].flags & OPF_AUX) {
+    op.aux = (ValueId){(uint32_t)g->values.n};
+    g->values.at[g->values.n++] = (Value){.kind = VALUE_OP,
+                                          .batch = r->batch,
+                                          .dtype = DT_FLOAT,
+                                          .shape = r->aux,
+                                          .op = {(uint32_t)g->ops.n}};
+  }
   g->ops.at[g->ops.n++] = op;
   return op.out;
 }
@@ -231,6 +239,31 @@ static ValueId push_once(Graph *g, ValueId v, uint32_t line) {
   return push_op(g, (Op){.kind = OP_ONCE, .in = {v}, .line = line}, &r);
 }
 
+static ValueId push_copy(Graph *g, ValueId v, uint32_t line) {
+  const Value *x = graph_value(g, v);
+  const OpResult r = {.shape = x->shape, .batch = x->batch, .dtype = x->dtype, .divisor_per_sample = 1};
+  return push_op(g, (Op){.kind = OP_SCALE, .in = {v}, .attrs = {{1}}, .line = line}, &r);
+}
+
+/* The value whose storage v shares. */
+static ValueId behind_views(const Graph *g, ValueId v) {
+  while (graph_value(g, v)->kind == VALUE_OP) {
+    const Op *op = graph_op(g, graph_value(g, v)->op);
+    if (!(OP_INFO[op->kind].flags & OPF_VIEW)) break;
+    v = op->in[0];
+  }
+  return v;
+}
+
+/* Operand i of a joint op, as the op is to have it. */
+static ValueId joint_operand(Graph *g, const OpSpec *spec, int i, uint32_t line) {
+  const ValueId v = spec->in[i], source = behind_views(g, v);
+  bool copy = graph_value(g, source)->kind == VALUE_PARAM;
+  for (int j = 0; j < i; j++)
+    if (spec->in[j].i != 0) copy |= behind_views(g, spec->in[j]).i == source.i;
+  return v.i != 0 && copy ? push_copy(g, v, line) : v;
+}
+
 static PiperStatus check_operands(const Graph *g, const OpSpec *spec, const Value *in[3],
                                   PiperErr *err) {
   const int n = OP_INFO[spec->kind].n_operands;
@@ -239,7 +272,7 @@ static PiperStatus check_operands(const Graph *g, const OpSpec *spec, const Valu
     return err_set(err, PIPER_EBUG, "%s is no op of a model", OP_INFO[spec->kind].name);
   for (int i = 0; i < 3; i++) {
     const uint32_t v = spec->in[i].i;
-    const bool may_lack = i >= n || (spec->kind == OP_LINEAR && i == 2);
+    const bool may_lack = i >= n || op_may_lack(spec->kind, i);
     if (v >= g->values.n || (v == 0 && !may_lack) || (v != 0 && i >= n))
       return err_set(err, PIPER_EBUG, "%s: operand %d is no value", OP_INFO[spec->kind].name, i);
     in[i] = v != 0 ? &g->values.at[v] : NULL;
@@ -252,11 +285,14 @@ PiperStatus graph_add_op(Graph *g, const OpSpec *spec, uint32_t line, ValueId *o
   OpResult r;
   Op op = {.kind = spec->kind, .attrs = spec->attrs, .line = line};
   TRY(check_operands(g, spec, in, err));
-  TRY(op_infer(spec->kind, spec->name, in, spec->reshape_to, &r, err));
+  TRY(op_infer(spec, in, &r, err));
   if (spec->name != NULL && (op.name = intern_id(g->names, spec->name)) == 0) return no_memory(err);
-  if (!vec_reserve(&g->ops, 4) || !vec_reserve(&g->values, 4)) return no_memory(err);
+  if (!vec_reserve(&g->ops, 4) || !vec_reserve(&g->values, 5)) return no_memory(err);
+  const bool joint = OP_INFO[spec->kind].flags & OPF_JOINT; /* takes no sums over samples, so no ONCE */
   for (int i = 0; i < 3; i++)
-    op.in[i] = r.once & 1u << i ? push_once(g, spec->in[i], line) : spec->in[i];
+    op.in[i] = joint                 ? joint_operand(g, spec, i, line)
+               : r.once & 1u << i ? push_once(g, spec->in[i], line)
+                                     : spec->in[i];
   *out = push_op(g, op, &r);
   return PIPER_OK;
 }

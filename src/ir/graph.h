@@ -42,6 +42,7 @@ typedef struct Op {
   OpKind kind;
   ValueId in[3];    /* 0: absent */
   ValueId out;
+  ValueId aux;      /* OPF_AUX: the auxiliary output; no op reads it, no gradient flows to it */
   OpAttrs attrs;
   bool per_element_mean; /* MEAN, MSE, CROSS_ENTROPY: attrs.d[0] = divisor_per_sample * batch,
                             or divisor_per_sample itself where the operand is not batched */
@@ -160,7 +161,9 @@ typedef struct OpSpec {
 } OpSpec;
 /* Checks dtypes, shapes and what the op does to the batch axis (ir/op_rules.c). Besides the ops
  * marked OPF_MODEL it takes OP_FILL, without operands: the constant scalar attrs.d[0]. Where a sum
- * over samples meets a value that does not depend on them, ONCE is put around the latter. */
+ * over samples meets a value that does not depend on them, ONCE is put around the latter. An
+ * operand of an OPF_JOINT op that is a parameter or another operand again (under whatever shape) is
+ * copied (SCALE by 1): the gradients that one call writes lie apart, and none in a parameter's. */
 PiperStatus graph_add_op(Graph *g, const OpSpec *spec, uint32_t line, ValueId *out, PiperErr *err);
 /* 'value' must be a scalar that sums over samples or (then entered once) does not depend on them.
  * A value that is a loss already counts twice: the second term is a copy (SCALE by 1), so that no two
@@ -191,7 +194,8 @@ const char *graph_tag_line(const Graph *g, uint32_t tag);   /* where it is first
 /* Index of 'tag' in a tag set; -1: the set is outside every scope of it. */
 int32_t graph_scope_index(const Graph *g, uint32_t scope, uint32_t tag);
 
-/* flops (2 a multiply-add) and bytes moved of one part of an op on 'samples' samples. */
+/* flops (2 a multiply-add) and bytes moved of one part of an op on 'samples' samples. 'wrt' may be
+ * KERNEL_WRT_ALL: the gradients that flow (after graph_cut), in one call. */
 typedef struct OpCost { double flops, bytes; } OpCost;
 OpCost graph_op_cost(const Graph *g, OpId op, KernelPart part, int wrt, int64_t samples,
                      size_t float_bytes);

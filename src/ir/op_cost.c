@@ -1,4 +1,5 @@
 /* flops come from the op's row in op_rules.c; bytes are those of each operand and result, once. */
+#include "ir/grad_flow.h"
 #include "ir/op_rules.h"
 
 #include <string.h>
@@ -33,33 +34,55 @@ static double flop_space(const Graph *g, const Op *op, FlopSpace space, int64_t 
 static OpCost forward_cost(const Graph *g, const Op *op, int64_t samples, size_t float_bytes) {
   const OpFlops f = op_flops(op->kind);
   OpCost c = {.flops = f.f * flop_space(g, op, f.space, samples),
-              .bytes = value_bytes(g, op->out, samples, float_bytes)};
+              .bytes = value_bytes(g, op->out, samples, float_bytes) +
+                       value_bytes(g, op->aux, samples, float_bytes)};
   for (int i = 0; i < OP_INFO[op->kind].n_operands; i++)
     c.bytes += operand_bytes(g, op, i, samples, float_bytes);
   return c;
 }
 
-static OpCost gradient_cost(const Graph *g, const Op *op, int wrt, int64_t samples,
+static double gradient_flops(const Graph *g, const Op *op, int wrt, int64_t samples) {
+  const OpFlops f = op_flops(op->kind);
+  if (op->kind == OP_LINEAR && wrt == 2) return elements(g, op->out, samples);
+  return f.b[wrt] * flop_space(g, op, f.space, samples);
+}
+
+/* Of the operands in the mask, in one call: what several of them read is read once. */
+static OpCost gradient_cost(const Graph *g, const Op *op, unsigned wrt_mask, int64_t samples,
                             size_t float_bytes) {
   const OpInfo *info = &OP_INFO[op->kind];
-  if (wrt >= info->n_operands || op->in[wrt].i == 0 || info->saves[wrt][0] == '!')
-    return (OpCost){0};
-  const OpFlops f = op_flops(op->kind);
-  OpCost c = {.flops = f.b[wrt] * flop_space(g, op, f.space, samples),
-              .bytes = value_bytes(g, op->out, samples, float_bytes) +
-                       operand_bytes(g, op, wrt, samples, float_bytes)};
-  if (op->kind == OP_LINEAR && wrt == 2) c.flops = elements(g, op->out, samples);
-  for (const char *s = info->saves[wrt]; *s != '\0'; s++) {
-    if (*s >= '0' && *s <= '9') c.bytes += operand_bytes(g, op, *s - '0', samples, float_bytes);
-    if (*s == 'y') c.bytes += value_bytes(g, op->out, samples, float_bytes);
+  OpCost c = {0};
+  unsigned reads = 0; /* bits: operands; then the output, the auxiliary output */
+  for (int wrt = 0; wrt < info->n_operands; wrt++) {
+    if (!(wrt_mask & 1u << wrt) || op->in[wrt].i == 0 || info->saves[wrt][0] == '!') continue;
+    c.flops += gradient_flops(g, op, wrt, samples);
+    c.bytes += operand_bytes(g, op, wrt, samples, float_bytes);
+    for (const char *s = info->saves[wrt]; *s != '\0'; s++) {
+      if (*s >= '0' && *s <= '2') reads |= 1u << (*s - '0');
+      if (*s == 'y') reads |= 1u << 3;
+      if (*s == 'a') reads |= 1u << 4;
+    }
   }
+  if (c.bytes == 0) return c;
+  c.bytes += value_bytes(g, op->out, samples, float_bytes); /* its gradient */
+  for (int i = 0; i < 3; i++)
+    if (reads & 1u << i) c.bytes += operand_bytes(g, op, i, samples, float_bytes);
+  if (reads & 1u << 3) c.bytes += value_bytes(g, op->out, samples, float_bytes);
+  if (reads & 1u << 4) c.bytes += value_bytes(g, op->aux, samples, float_bytes);
   return c;
+}
+
+static unsigned flowing(const Graph *g, const Op *op) {
+  unsigned mask = 0;
+  for (int wrt = 0; wrt < 3; wrt++) mask |= (unsigned)op_grad_flows(g, op, wrt) << wrt;
+  return mask;
 }
 
 OpCost graph_op_cost(const Graph *g, OpId id, KernelPart part, int wrt, int64_t samples,
                      size_t float_bytes) {
   const Op *op = graph_op(g, id);
   if (OP_INFO[op->kind].flags & OPF_VIEW) return (OpCost){0};
-  return part == KERNEL_F ? forward_cost(g, op, samples, float_bytes)
-                          : gradient_cost(g, op, wrt, samples, float_bytes);
+  if (part == KERNEL_F) return forward_cost(g, op, samples, float_bytes);
+  const unsigned mask = wrt == KERNEL_WRT_ALL ? flowing(g, op) : 1u << wrt;
+  return gradient_cost(g, op, mask, samples, float_bytes);
 }

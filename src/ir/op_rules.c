@@ -1,12 +1,13 @@
 /* The table, and how a row is read.
  *
- * 'axes' is one term an operand, then the output's:
+ * 'axes' is one term an operand, then the output's, then that of the auxiliary output if there is one:
  *
  *     i          a letter is one axis; the same letter means the same length
  *     *          any number of leading axes, the same ones wherever it stands
  *     ?          like *, or none at all
  *     ~          any number of axes, broadcast against each other as in NumPy
  *     c!         positions along this axis mix: the op needs it whole
+ *     2          (auxiliary output) an axis of this length
  *
  * From it follows what the op does along each axis: one that the output has too is independent, one
  * that only operands have is contracted (its sum taken), one with a ! is mixing. The batch axis has
@@ -85,7 +86,16 @@ AxesPattern op_axes(OpKind kind) {
   }
   p += strlen("->");
   a.out = parse_term(&p);
+  if (*p == ',') {
+    p++;
+    a.aux = parse_term(&p);
+  }
   return a;
+}
+
+bool op_may_lack(OpKind kind, int operand) {
+  const char *types = RULES[kind].types;
+  return (size_t)operand < strlen(types) && types[operand] == 'F';
 }
 
 static int letter_at(const AxesTerm *t, char letter) {
@@ -283,6 +293,27 @@ static void copy_axis(Shape *to, const Shape *from, int axis) {
   to->dim[to->rank++] = from->dim[axis];
 }
 
+/* The shape that a term of the output's or of the auxiliary output's says. */
+static PiperStatus build_shape(Infer *x, const AxesTerm *t, Shape *out) {
+  *out = (Shape){0};
+  if (t->lead != 0)
+    for (int a = 0; a < x->in[0]->shape.rank - x->axes.in[0].n; a++)
+      copy_axis(out, &x->in[0]->shape, a);
+  if (out->rank + t->n > SHAPE_MAX_RANK)
+    return fail(x, "%s %s: the result would have %d axes; there can be %d", x->rule->operand[0],
+                x->text[0], out->rank + t->n, SHAPE_MAX_RANK);
+  for (int l = 0; l < t->n; l++) {
+    if (t->letter[l] >= '0' && t->letter[l] <= '9') {
+      out->dim[out->rank++] = t->letter[l] - '0';
+      continue;
+    }
+    int operand = 0, axis = 0;
+    find_letter(x, t->letter[l], &operand, &axis);
+    copy_axis(out, &x->in[operand]->shape, axis);
+  }
+  return PIPER_OK;
+}
+
 static PiperStatus infer_axes(Infer *x, Shape *out) {
   for (int i = 0; i < 3; i++) {
     if (x->in[i] == NULL) continue;
@@ -290,19 +321,7 @@ static PiperStatus infer_axes(Infer *x, Shape *out) {
     if (x->axes.in[i].lead != 0) TRY(check_lead(x, i));
     TRY(check_letters(x, i));
   }
-  *out = (Shape){0};
-  if (x->axes.out.lead != 0)
-    for (int a = 0; a < x->in[0]->shape.rank - x->axes.in[0].n; a++)
-      copy_axis(out, &x->in[0]->shape, a);
-  if (out->rank + x->axes.out.n > SHAPE_MAX_RANK)
-    return fail(x, "%s %s: the result would have %d axes; there can be %d", x->rule->operand[0],
-                x->text[0], out->rank + x->axes.out.n, SHAPE_MAX_RANK);
-  for (int l = 0; l < x->axes.out.n; l++) {
-    int operand = 0, axis = 0;
-    find_letter(x, x->axes.out.letter[l], &operand, &axis);
-    copy_axis(out, &x->in[operand]->shape, axis);
-  }
-  return PIPER_OK;
+  return build_shape(x, &x->axes.out, out);
 }
 
 /* Shapes aligned at the last axis; an axis of length 1 (never the batch) stretches. */
@@ -354,16 +373,18 @@ static PiperStatus infer_reshape(Infer *x, const Shape *to, Shape *out) {
   return PIPER_OK;
 }
 
-static PiperStatus infer_shape(Infer *x, OpKind kind, const Shape *reshape_to, Shape *out) {
-  if (kind == OP_RESHAPE) return infer_reshape(x, reshape_to, out);
+static PiperStatus infer_shape(Infer *x, const OpSpec *spec, Shape *out) {
+  const OpKind kind = spec->kind;
+  if (kind == OP_RESHAPE) return infer_reshape(x, spec->reshape_to, out);
   if (x->axes.out.lead == '~') return infer_broadcast(x, out);
   TRY(infer_axes(x, out));
   if (kind == OP_LINEAR || kind == OP_EMBEDDING) out->axis[out->rank - 1] = AXIS_FEATURE;
   return PIPER_OK;
 }
 
-PiperStatus op_infer(OpKind kind, const char *name, const Value *const in[3],
-                     const Shape *reshape_to, OpResult *out, PiperErr *err) {
+PiperStatus op_infer(const OpSpec *spec, const Value *const in[3], OpResult *out, PiperErr *err) {
+  const OpKind kind = spec->kind;
+  const char *name = spec->name;
   Infer x = {.rule = &RULES[kind], .axes = op_axes(kind), .in = in, .err = err};
   *out = (OpResult){.dtype = DT_FLOAT, .divisor_per_sample = 1};
   if (name != NULL) snprintf(x.label, sizeof x.label, "%s \"%.64s\"", OP_INFO[kind].name, name);
@@ -372,8 +393,12 @@ PiperStatus op_infer(OpKind kind, const char *name, const Value *const in[3],
     if (in[i] != NULL) shape_text(&in[i]->shape, x.text[i], TEXT);
   TRY(check_types(&x));
   TRY(infer_batch(&x, out));
-  TRY(infer_shape(&x, kind, reshape_to, &out->shape));
+  TRY(infer_shape(&x, spec, &out->shape));
   TRY(shape_check(&out->shape, x.label, err));
+  if (OP_INFO[kind].flags & OPF_AUX) {
+    TRY(build_shape(&x, &x.axes.aux, &out->aux));
+    TRY(shape_check(&out->aux, x.label, err));
+  }
   if (x.rule->types[0] == 'a') out->dtype = in[0]->dtype;
   if (x.rule->mean) {
     const Value *counted = kind == OP_CROSS_ENTROPY ? in[1] : in[0];

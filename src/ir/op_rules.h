@@ -14,7 +14,7 @@ typedef struct AxesTerm {
 } AxesTerm;
 
 typedef struct AxesPattern {
-  AxesTerm in[3], out;
+  AxesTerm in[3], out, aux;
 } AxesPattern;
 
 /* What an op does along an axis of an operand: positions of an independent axis never meet, those
@@ -25,8 +25,10 @@ typedef enum AxisRole { ROLE_INDEPENDENT, ROLE_CONTRACTED, ROLE_MIXING } AxisRol
 AxesPattern op_axes(OpKind kind);
 AxisRole op_axis_role(const AxesPattern *p, int operand, int rank, int axis);
 
+bool op_may_lack(OpKind kind, int operand); /* it may be absent */
+
 typedef struct OpResult {
-  Shape shape;
+  Shape shape, aux; /* aux: of an OPF_AUX op */
   BatchKind batch;
   DType dtype;
   unsigned once; /* bit i: operand i has to go through ONCE first */
@@ -34,10 +36,9 @@ typedef struct OpResult {
   double divisor_per_sample;
 } OpResult;
 
-/* 'in' has NULL for an absent operand; 'name' is the user's or NULL; 'reshape_to' is for RESHAPE.
- * PIPER_EUSER with a message that begins with the op's name. */
-PiperStatus op_infer(OpKind kind, const char *name, const Value *const in[3],
-                     const Shape *reshape_to, OpResult *out, PiperErr *err);
+/* 'in' are the operands, which the spec names; NULL: absent. PIPER_EUSER with a message that begins
+ * with the op's name. */
+PiperStatus op_infer(const OpSpec *spec, const Value *const in[3], OpResult *out, PiperErr *err);
 
 /* The elements that an op's flops are counted over. */
 typedef enum FlopSpace {

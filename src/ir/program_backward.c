@@ -50,13 +50,16 @@ static Place grad_place(const Backward *w, ChunkValue *root) {
   return build_temp(b, &root->grad_temp, root->value);
 }
 
-/* The destination of the newest call: the gradient of 'root', in the shape of its member v. */
-static void write_grad(Backward *w, KernelCall *call, uint32_t arg, ChunkValue *root, Place at, ValueId v) {
+/* A destination of the newest call: the gradient of 'root', in the shape of its member v. 'bit' of
+ * accumulate is this destination's. */
+static void write_grad(Backward *w, KernelCall *call, uint32_t arg, unsigned bit, ChunkValue *root, Place at,
+                       ValueId v) {
   ProgramBuild *b = w->b;
   const bool from_step = !root->computed && is_param(b, root); /* others may have begun the sum */
-  call->accumulate = root->grad_written || from_step;
+  const bool add = root->grad_written || from_step;
+  call->accumulate |= (uint8_t)((unsigned)add << bit);
   if (from_step && !root->grad_written) call->first_base = at.base;
-  build_arg(b, arg, at, v, call->accumulate ? BIND_READ | BIND_WRITE : BIND_WRITE);
+  build_arg(b, arg, at, v, add ? BIND_READ | BIND_WRITE : BIND_WRITE);
   root->grad_written = true;
 }
 
@@ -70,7 +73,7 @@ static void write_seed(Backward *w, ChunkValue *root) {
   KernelCall *call = build_call(w->b, OP_FILL, KERNEL_F, 1);
   if (call == NULL) return;
   call->attrs.d[0] = root->n_seeds;
-  write_grad(w, call, 0, root, to, root->value);
+  write_grad(w, call, 0, 0, root, to, root->value);
   build_cost(w->b, (OpCost){.bytes = (double)build_bytes(w->b, root->value)});
 }
 
@@ -79,7 +82,7 @@ static void add_incoming(Backward *w, ChunkValue *root, const Incoming *in) {
   KernelCall *call = build_call(w->b, OP_ACCUMULATE, KERNEL_F, 2);
   if (call == NULL) return;
   build_arg(w->b, 0, from, in->value, BIND_READ);
-  write_grad(w, call, 1, root, to, in->value);
+  write_grad(w, call, 1, 0, root, to, in->value);
   const double bytes = (double)build_bytes(w->b, in->value);
   build_cost(w->b, (OpCost){.flops = bytes / (double)w->b->float_bytes, .bytes = 3 * bytes});
 }
@@ -95,30 +98,57 @@ static void begin_grad(Backward *w, ChunkValue *root) {
     add_incoming(w, root, &b->incoming.at[i]);
 }
 
-static void run_gradient(Backward *w, OpId id, int wrt, ChunkValue *out, ChunkValue *in) {
+/* One call: the gradients of the operands in the mask (several of a joint op, otherwise one). */
+static void run_gradient(Backward *w, OpId id, unsigned wrt_mask) {
   ProgramBuild *b = w->b;
   const Op *op = graph_op(b->graph, id);
-  const uint32_t n = (uint32_t)OP_INFO[op->kind].n_operands;
-  ValueId read[4] = {{0}};
-  Place place[4] = {{0}};
-  for (const char *s = OP_INFO[op->kind].saves[wrt]; *s != '\0'; s++) {
-    if (*s == 'y') read[n] = op->out;
-    if (*s >= '0' && *s <= '2') read[*s - '0'] = op->in[*s - '0'];
+  const uint32_t n = (uint32_t)OP_INFO[op->kind].n_operands, dy = n + 1, dx = n + 2, aux = n + 3;
+  const bool joint = OP_INFO[op->kind].flags & OPF_JOINT;
+  ValueId value[KERNEL_MAX_ARGS] = {{0}}; /* what may be read, by position */
+  bool read[KERNEL_MAX_ARGS] = {false};
+  Place place[KERNEL_MAX_ARGS], to[3];
+  for (uint32_t i = 0; i < n; i++) value[i] = op->in[i];
+  value[n] = op->out;
+  value[aux] = op->aux;
+  uint32_t wrt = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    if (!(wrt_mask & 1u << i)) continue;
+    wrt = i;
+    for (const char *s = OP_INFO[op->kind].saves[i]; *s != '\0'; s++) {
+      if (*s == 'y') read[n] = true;
+      if (*s == 'a') read[aux] = true;
+      if (*s >= '0' && *s <= '2') read[*s - '0'] = true;
+    }
   }
-  for (uint32_t i = 0; i <= n; i++)
-    if (read[i].i != 0) place[i] = build_value(b, read[i]);
-  const Place from = grad_place(w, out), to = grad_place(w, in);
-  KernelCall *call = build_call(b, op->kind, KERNEL_B, n + 3);
+  for (uint32_t i = 0; i <= aux; i++) {
+    read[i] &= value[i].i != 0;
+    if (read[i]) place[i] = build_value(b, value[i]);
+  }
+  const Place from = grad_place(w, build_root(b, op->out));
+  for (uint32_t i = 0; i < n; i++)
+    if (wrt_mask & 1u << i) to[i] = grad_place(w, build_root(b, op->in[i]));
+  KernelCall *call = build_call(b, op->kind, KERNEL_B, joint ? n + 4 + n : op->aux.i != 0 ? n + 4 : n + 3);
   if (call == NULL) return;
-  call->wrt = (uint8_t)wrt;
+  call->wrt = joint ? KERNEL_WRT_ALL : (uint8_t)wrt;
   call->attrs = build_attrs(b, op);
-  for (uint32_t i = 0; i <= n; i++) {
-    if (read[i].i != 0) build_arg(b, i, place[i], read[i], BIND_READ);
-    else build_arg_shape(b, i, i < n ? op->in[i] : op->out);
+  for (uint32_t i = 0; i <= aux; i++) {
+    if (read[i]) build_arg(b, i, place[i], value[i], BIND_READ);
+    else build_arg_shape(b, i, value[i]);
   }
-  build_arg(b, n + 1, from, op->out, BIND_READ);
-  write_grad(w, call, n + 2, in, to, op->in[wrt]);
-  build_cost(b, graph_op_cost(b->graph, id, KERNEL_B, wrt, b->samples, b->float_bytes));
+  build_arg(b, dy, from, op->out, BIND_READ);
+  for (uint32_t i = 0; i < n; i++)
+    if (wrt_mask & 1u << i)
+      write_grad(w, call, joint ? n + 4 + i : dx, joint ? i : 0, build_root(b, op->in[i]), to[i], op->in[i]);
+  build_cost(b, graph_op_cost(b->graph, id, KERNEL_B, call->wrt, b->samples, b->float_bytes));
+}
+
+/* Bit i: the gradient of operand i is of this pass. */
+static unsigned gradients_here(const Backward *w, const Op *op) {
+  unsigned mask = 0;
+  for (int wrt = 0; wrt < 3; wrt++)
+    if (op_grad_flows(w->b->graph, op, wrt) && class_of(build_root(w->b, op->in[wrt])) & w->classes)
+      mask |= 1u << wrt;
+  return mask;
 }
 
 void build_backward(ProgramBuild *b, int classes) {
@@ -127,19 +157,21 @@ void build_backward(ProgramBuild *b, int classes) {
   for (uint32_t o = c->end_op; o-- > c->first_op && b->failed == PIPER_OK;) {
     const Op *op = graph_op(b->graph, (OpId){o});
     if (op_is_view(op)) continue; /* its gradient is its operand's */
-    ChunkValue *out = &b->values.at[b->values.at[build_find(b, op->out)].root];
-    for (int wrt = 0; wrt < 3; wrt++) {
-      if (!op_grad_flows(b->graph, op, wrt)) continue;
-      ChunkValue *in = &b->values.at[b->values.at[build_find(b, op->in[wrt])].root];
-      if (!(class_of(in) & classes)) continue;
-      if (out->n_grads == 0) {
-        build_fail(b, PIPER_EBUG, "a gradient that nothing contributes to is needed");
-        return;
-      }
-      begin_grad(&w, out);
-      begin_grad(&w, in);
-      run_gradient(&w, (OpId){o}, wrt, out, in);
+    const unsigned mask = gradients_here(&w, op);
+    if (mask == 0) continue;
+    ChunkValue *out = build_root(b, op->out);
+    if (out->n_grads == 0) {
+      build_fail(b, PIPER_EBUG, "a gradient that nothing contributes to is needed");
+      return;
     }
+    const bool joint = OP_INFO[op->kind].flags & OPF_JOINT;
+    begin_grad(&w, out);
+    for (int wrt = 0; wrt < 3; wrt++) {
+      if (!(mask & 1u << wrt)) continue;
+      begin_grad(&w, build_root(b, op->in[wrt]));
+      if (!joint) run_gradient(&w, (OpId){o}, 1u << wrt);
+    }
+    if (joint) run_gradient(&w, (OpId){o}, mask);
   }
   /* What no op of the chunk contributes to: inputs and parameters that are outputs reshaped. */
   for (uint32_t i = 1; i < b->values.n && b->failed == PIPER_OK; i++)

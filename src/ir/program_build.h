@@ -26,7 +26,7 @@ typedef struct ChunkValue {
   bool computed;       /* by an op of the chunk */
   bool output;         /* other chunks read it */
   /* The rest is of roots only. */
-  bool up;             /* on the gradients' way to an input of the chunk: its gradient is CLASS_BI */
+  bool up;             /* its gradient is CLASS_BI; program_chunk.c says which are */
   uint8_t readers;     /* classes of the gradient calls that read the value */
   bool kept;           /* CLASS_BI, and some call of CLASS_BW reads its gradient */
   ValueId owner;       /* the output in whose binding the group lies; 0: none */
@@ -95,6 +95,9 @@ void build_layout(ProgramBuild *b);
 Place build_value(ProgramBuild *b, ValueId v);
 OpAttrs build_attrs(const ProgramBuild *b, const Op *op);
 static inline bool op_is_view(const Op *op) { return (OP_INFO[op->kind].flags & OPF_VIEW) != 0; }
+static inline ChunkValue *build_root(const ProgramBuild *b, ValueId v) {
+  return &b->values.at[b->values.at[build_find(b, v)].root];
+}
 /* The value's gradient is one incoming contribution and nothing else: it is read where it lies. */
 static inline bool grad_in_place(const ChunkValue *root) {
   return root->computed && root->n_grads == 1 && root->first_incoming != 0;

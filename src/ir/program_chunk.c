@@ -16,14 +16,13 @@
  * Classes. The gradient of a value is CLASS_BI when gradient flows from it to an input of the chunk
  * that needs one, otherwise CLASS_BW: parameters, what depends on parameters only, and all of a
  * chunk whose inputs need no gradients. A gradient of CLASS_BI is computed from gradients of
- * CLASS_BI only, since what a value passes its gradient to lies on the same way. */
+ * CLASS_BI only, since what a value passes its gradient to lies on the same way.
+ *
+ * The operands of a joint op get their gradients from one call, so they are of one class: CLASS_BI
+ * when any of them is. Parameters are not among them (graph.h), so theirs all stay CLASS_BW. */
 #include "ir/program_build.h"
 
 #include "ir/grad_flow.h"
-
-static ChunkValue *root_of(ProgramBuild *b, ValueId v) {
-  return &b->values.at[b->values.at[build_find(b, v)].root];
-}
 
 static uint64_t aligned(uint64_t at) { return (at + PROGRAM_ALIGN - 1) / PROGRAM_ALIGN * PROGRAM_ALIGN; }
 
@@ -35,6 +34,7 @@ static void collect_values(ProgramBuild *b) {
       if (op->in[i].i != 0 && build_find(b, op->in[i]) == 0 && !build_add(b, op->in[i], 0, false)) return;
     const uint32_t root = op_is_view(op) ? b->values.at[build_find(b, op->in[0])].root : 0;
     if (!build_add(b, op->out, root, true)) return;
+    if (op->aux.i != 0 && !build_add(b, op->aux, 0, true)) return;
   }
 }
 
@@ -43,7 +43,7 @@ static void mark_outputs(ProgramBuild *b) {
   for (uint32_t i = 0; i < c->n_out; i++) {
     const ValueId v = {b->graph->chunk_values.at[c->out_first + i]};
     b->values.at[build_find(b, v)].output = true;
-    ChunkValue *root = root_of(b, v);
+    ChunkValue *root = build_root(b, v);
     if (root->computed && root->owner.i == 0) root->owner = v;
     uint32_t n;
     const uint32_t *readers = build_grad_readers(b, v, &n);
@@ -63,15 +63,49 @@ static void mark_outputs(ProgramBuild *b) {
 
 static int class_of(const ChunkValue *target) { return target->up ? CLASS_BI : CLASS_BW; }
 
-/* Operands come before results, so one walk in op order knows 'up' of an op's operands. */
-static void mark_gradients(ProgramBuild *b, const Op *op) {
-  ChunkValue *out = root_of(b, op->out);
+/* Whether that changed the class of an operand computed here: other readers of it may come before. */
+static bool mark_up(ProgramBuild *b, const Op *op) {
+  const bool joint = OP_INFO[op->kind].flags & OPF_JOINT;
+  bool up = false, changed = false;
   for (int wrt = 0; wrt < 3; wrt++) {
     if (!op_grad_flows(b->graph, op, wrt)) continue;
-    ChunkValue *in = root_of(b, op->in[wrt]);
+    ChunkValue *in = build_root(b, op->in[wrt]);
     if (!in->computed && graph_value(b->graph, in->value)->kind == VALUE_OP) in->up = true;
-    if (in->up) out->up = true;
+    up |= in->up;
   }
+  if (!up) return false;
+  build_root(b, op->out)->up = true;
+  for (int wrt = 0; wrt < 3 && joint; wrt++) {
+    if (!op_grad_flows(b->graph, op, wrt)) continue;
+    ChunkValue *in = build_root(b, op->in[wrt]);
+    changed |= !in->up;
+    in->up = true;
+  }
+  return changed;
+}
+
+/* Operands come before results, so one walk in op order would do, were it not for joint ops. */
+static void find_classes(ProgramBuild *b) {
+  const Chunk *c = graph_chunk(b->graph, b->chunk);
+  for (bool changed = true; changed;) {
+    changed = false;
+    for (uint32_t o = c->first_op; o < c->end_op; o++)
+      changed |= mark_up(b, graph_op(b->graph, (OpId){o}));
+  }
+}
+
+static void mark_reads(ProgramBuild *b, const Op *op, int wrt, int class) {
+  for (const char *s = OP_INFO[op->kind].saves[wrt]; *s != '\0'; s++) {
+    ValueId v = {0};
+    if (*s == 'y') v = op->out;
+    if (*s == 'a') v = op->aux;
+    if (*s >= '0' && *s <= '2') v = op->in[*s - '0'];
+    if (v.i != 0) build_root(b, v)->readers |= (uint8_t)class;
+  }
+}
+
+static void mark_gradients(ProgramBuild *b, const Op *op) {
+  ChunkValue *out = build_root(b, op->out);
   if (build_loss(b, op->out) != 0 && graph_value(b->graph, op->out)->needs_grad) {
     out->n_seeds++;
     out->n_grads++;
@@ -79,14 +113,10 @@ static void mark_gradients(ProgramBuild *b, const Op *op) {
   if (op_is_view(op)) return;
   for (int wrt = 0; wrt < 3; wrt++) {
     if (!op_grad_flows(b->graph, op, wrt)) continue;
-    ChunkValue *in = root_of(b, op->in[wrt]);
+    ChunkValue *in = build_root(b, op->in[wrt]);
     in->n_grads++;
     if (out->up && !in->up) out->kept = true;
-    for (const char *s = OP_INFO[op->kind].saves[wrt]; *s != '\0'; s++) {
-      if (*s == 'y') out->readers |= (uint8_t)class_of(in);
-      if (*s >= '0' && *s <= '2' && op->in[*s - '0'].i != 0)
-        root_of(b, op->in[*s - '0'])->readers |= (uint8_t)class_of(in);
-    }
+    mark_reads(b, op, wrt, class_of(in));
   }
 }
 
@@ -115,13 +145,14 @@ void build_layout(ProgramBuild *b) {
   if (b->failed == PIPER_OK) collect_values(b);
   if (b->failed == PIPER_OK) mark_outputs(b);
   if (b->failed != PIPER_OK) return;
+  find_classes(b);
   const Chunk *c = graph_chunk(b->graph, b->chunk);
   for (uint32_t o = c->first_op; o < c->end_op; o++) mark_gradients(b, graph_op(b->graph, (OpId){o}));
   place_values(b);
 }
 
 Place build_value(ProgramBuild *b, ValueId v) {
-  ChunkValue *root = root_of(b, v);
+  ChunkValue *root = build_root(b, v);
   const Value *value = graph_value(b->graph, root->value);
   if (!root->computed) {
     switch (value->kind) {

@@ -23,12 +23,14 @@ static void run_op(ProgramBuild *b, OpId id) {
   for (uint32_t i = 0; i < n; i++)
     if (op->in[i].i != 0) in[i] = build_value(b, op->in[i]);
   const Place out = build_value(b, op->out);
-  KernelCall *call = build_call(b, op->kind, KERNEL_F, n + 1);
+  const Place aux = op->aux.i != 0 ? build_value(b, op->aux) : out;
+  KernelCall *call = build_call(b, op->kind, KERNEL_F, op->aux.i != 0 ? n + 2 : n + 1);
   if (call == NULL) return;
   call->attrs = build_attrs(b, op);
   for (uint32_t i = 0; i < n; i++)
     if (op->in[i].i != 0) build_arg(b, i, in[i], op->in[i], BIND_READ);
   build_arg(b, n, out, op->out, BIND_WRITE);
+  if (op->aux.i != 0) build_arg(b, n + 1, aux, op->aux, BIND_WRITE);
   build_cost(b, graph_op_cost(b->graph, id, KERNEL_F, 0, b->samples, b->float_bytes));
 }
 
