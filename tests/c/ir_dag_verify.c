@@ -183,8 +183,7 @@ static void built(const Graph *g) {
       {"1:saved(1), 12:grad(v4,2)", "1:saved(1)",
        "0B0 (node 8) does not get the gradient of value 4 of sample 0"},
       {"<- 3:saved(2)", "", "1B0 (node 5) gets what its forward pass saved 0 times"},
-      {"3:saved(2)", "3:saved(2), 3:saved(2)",
-       "1B0 (node 5) gets what its forward pass saved 2 times"},
+      {"3:saved(2)", "3:saved(2), 3:saved(2)", "1F0 (node 3) gives the same to 1B0 (node 5) twice"},
       {"4:saved(2), 6:kept(2)", "4:saved(2)", "1W1 (node 7) gets what its BI kept 0 times"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
@@ -228,7 +227,7 @@ static void placed(const Graph *g) {
       {"samples=0:4 devs=2 <- 1:v4", "samples=0:4 devs=3 <- 1:v4",
        "the receiving side of transfer relu.4 0F0 0-1>3 (node 10) is not that of 1F0 (node 3)"},
       {"samples=0:4 devs=2 <- 1:v4", "samples=0:4 devs=2 <- 1:v4, 1:v4",
-       "transfer relu.4 0F0 0-1>2 (node 10) moves what 2 nodes make"},
+       "0F0 (node 1) gives the same to transfer relu.4 0F0 0-1>2 (node 10) twice"},
       {"5~\"t.lua:9\"", "1~\"t.lua:9\"",
        "0F0 (node 1) is ordered before 1I1 (node 6), but they share no rank"},
       {"<- 10:v4", "<- 1:v4", "transfer relu.4 0F0 0-1>2 (node 10) moves what nobody takes"},
@@ -252,7 +251,7 @@ static void placed(const Graph *g) {
          "1F0 (node 2) gets from 0F0 (node 1), without a transfer, what is on other ranks");
   free(moved);
   breaks(g, LOCAL, "5:grad(v4,2)", "4:grad(v4,2)", DAG_BUILT | DAG_PLACED,
-         "0B0 (node 6) gets the gradient of value 4 of sample 0 twice");
+         "1B0 (node 4) gives the same to 0B0 (node 6) twice");
 }
 
 static void bucketed(const Graph *g) {
@@ -290,7 +289,7 @@ static void bucketed(const Graph *g) {
       {"8:bucket(1), 9:bucket(1)", "8:bucket(1)",
        "gradients of 0B1 (node 9) do not reach all_reduce w0 0-1 (node 15)"},
       {"8:bucket(1), 9:bucket(1)", "8:bucket(1), 9:bucket(1), 9:bucket(1)",
-       "0B1 (node 9) gives its gradients to all_reduce w0 0-1 (node 15) twice"},
+       "0B1 (node 9) gives the same to all_reduce w0 0-1 (node 15) twice"},
       {"8:bucket(1), 9:bucket(1)", "8:bucket(1), 9:bucket(1), 5:bucket(1)",
        "1B0 (node 5) gives gradients to all_reduce w0 0-1 (node 15), but its chunk has none for "
        "it"},
