@@ -69,12 +69,12 @@ static void small(const Graph *g) {
 
   dag_add_temporal(d, (NodeId){7}, (NodeId){5}, line(d, "train.lua:50"));
   cycle_is(d, PIPER_EUSER,
-           "0B0 is ordered before 2F0 (train.lua:50), but has to wait for it: 2F0 -> "
+           "train.lua:50: order: 0B0 is ordered before 2F0, but has to wait for it: 2F0 -> "
            "2B0 -> 1B0 -> 0B0 -> (order, train.lua:50) 2F0");
   dag_add_temporal(d, (NodeId){12}, (NodeId){3}, line(d, "train.lua:51"));
   dag_add_temporal(d, (NodeId){5}, (NodeId){6}, line(d, "train.lua:52"));
   cycle_is(d, PIPER_EUSER,
-           "0B0 is ordered before 2F0 (train.lua:50), but has to wait for it: 2F0 -> "
+           "train.lua:50: order: 0B0 is ordered before 2F0, but has to wait for it: 2F0 -> "
            "2B0 -> 1B0 -> 0B0 -> (order, train.lua:50) 2F0");
   dag_free(d);
 
@@ -84,13 +84,13 @@ static void small(const Graph *g) {
   dag_add_temporal(d, (NodeId){1}, (NodeId){2}, line(d, "train.lua:51"));
   dag_add_temporal(d, (NodeId){2}, (NodeId){1}, line(d, "train.lua:52"));
   cycle_is(d, PIPER_EUSER,
-           "0F0 is ordered before 0F1 (train.lua:51), but has to wait for it: 0F1 -> "
+           "train.lua:51: order: 0F0 is ordered before 0F1, but has to wait for it: 0F1 -> "
            "(order, train.lua:52) 0F0 -> (order, train.lua:51) 0F1");
   dag_free(d);
 
   d = small_dag(g);
   dag_add_temporal(d, (NodeId){4}, (NodeId){4}, line(d, "train.lua:9"));
-  cycle_is(d, PIPER_EUSER, "1F1 is ordered before itself (train.lua:9)");
+  cycle_is(d, PIPER_EUSER, "train.lua:9: order: 1F1 is ordered before itself");
   dag_free(d);
 
   d = small_dag(g);
@@ -104,10 +104,10 @@ static void small(const Graph *g) {
   dag_add_temporal(d, (NodeId){7}, join, line(d, "train.lua:50"));
   dag_add_temporal(d, join, (NodeId){5}, line(d, "train.lua:50"));
   cycle_is(d, PIPER_EUSER,
-           "0B0 is ordered before 2F0 (train.lua:50), but has to wait for it: 2F0 -> "
+           "train.lua:50: order: 0B0 is ordered before 2F0, but has to wait for it: 2F0 -> "
            "2B0 -> 1B0 -> 0B0 -> (order, train.lua:50) 2F0");
   dag_add_temporal(d, join, join, line(d, "train.lua:50"));
-  cycle_is(d, PIPER_EUSER, "join ? is ordered before itself (train.lua:50)");
+  cycle_is(d, PIPER_EUSER, "train.lua:50: order: join ? is ordered before itself");
   dag_free(d);
 
   d = dag_new(g, 8);
@@ -128,7 +128,7 @@ static void long_cycle(void) {
   dag_add_temporal(d, (NodeId){40}, (NodeId){1}, line(d, "train.lua:8"));
   cycle_is(
       d, PIPER_EUSER,
-      "39F0 is ordered before 0F0 (train.lua:8), but has to wait for it: 0F0 -> 1F0 "
+      "train.lua:8: order: 39F0 is ordered before 0F0, but has to wait for it: 0F0 -> 1F0 "
       "-> 2F0 -> 3F0 -> 4F0 -> 5F0 -> ... 28 more ... -> 34F0 -> 35F0 -> 36F0 -> 37F0 -> 38F0 -> "
       "39F0 -> (order, train.lua:8) 0F0");
   dag_free(d);
