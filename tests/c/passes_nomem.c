@@ -1,0 +1,71 @@
+/* All passes, with each allocation in turn failing. */
+#include "lib/models.h"
+#include "lib/strategies.h"
+#include "nomem.h"
+#include "tap.h"
+
+/* Two stages of two chunks, a tied parameter, transfers between sets of different size, reductions,
+ * backward passes in two, groups wide enough for a join, a member of two chunks that only a walk
+ * finds convex. */
+static Graph *model(void) {
+  Graph *g = model_new();
+  const ValueId x = model_input(g, "x");
+  model_enter(g, "PP");
+  model_enter(g, "LAYER");
+  const ValueId a = model_linear(g, "a", x);
+  model_leave(g, "LAYER");
+  model_enter(g, "LAYER");
+  const ValueId b = model_linear(g, "b", a);
+  model_leave(g, "LAYER");
+  model_leave(g, "PP");
+  model_enter(g, "PP");
+  const ValueId y = model_op(g, OP_ADD, NULL, model_linear(g, "a", b), a);
+  model_loss(g, model_op(g, OP_SUM_SQUARES, NULL, y, MODEL_NONE));
+  model_leave(g, "PP");
+  return model_cut(g);
+}
+
+static void strategy(TestStrategy *t) {
+  Directive *x = strategy_split(t, "", "MB", 4);
+  x->schedule = 1;
+  strategy_split(t, "PP=1", "PART", 2);
+  strategy_place(t, "PP=0", "0,1");
+  strategy_place(t, "PP=1", "2");
+  strategy_replicate(t, "PP=0", "0,1");
+  x = strategy_order(t,
+                     "PP=0 PASS=F MB=0,1,2,3;PP=0 PASS=BI MB=0;PP=0 PASS=BW MB=0|PP=0 PASS=B MB=1;"
+                     "PP=0 PASS=B MB=2,3");
+  x->schedule = 1;
+  strategy_order(t, "PP=1 PASS=F MB=0;PP=1 PASS=B MB=0");
+}
+
+int main(void) {
+  Graph *g = model();
+  TestStrategy t = {0};
+  strategy(&t);
+  const Strategy s = strategy_of(&t);
+  bool clean = true, struck = true;
+  long n = 0;
+  for (; struck; n++) {
+    PiperErr err = {0};
+    char *text = NULL;
+    Dag *d = NULL;
+    const PassOptions opt = {
+        .float_bytes = 4, .verify = true, .dump_after = "order", .dump = &text};
+    nomem_at(n);
+    const PiperStatus st = passes_run(g, 16, &s, &opt, &d, &err);
+    struck = nomem_struck();
+    nomem_at(-1);
+    if (st != (struck ? PIPER_ENOMEM : PIPER_OK)) {
+      diag("allocation %ld: status %d, %s", n, (int)st, err.text);
+      clean = false;
+    }
+    dag_free(d);
+    free(text);
+  }
+  ok(clean, "each of %ld failures gives PIPER_ENOMEM", n - 1);
+  ok(n > 50, "there were failures");
+  strategy_clear(&t);
+  graph_free(g);
+  return done_testing();
+}

@@ -1,0 +1,341 @@
+/* Any strategy that is legal gives a DAG on which every invariant holds, and which orders what it
+ * was asked to: random models (skip connections, values without batch axis, tied and frozen
+ * parameters, several losses) under random splits, device sets of 1, 2 and 4, and orders drawn from
+ * a random execution. */
+#include "ir/dag_text.h"
+#include "ir/topo.h"
+#include "lib/models.h"
+#include "lib/strategies.h"
+#include "tap.h"
+
+static uint64_t state;
+
+static uint32_t below(uint32_t n) {
+  state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+  return (uint32_t)((state >> 33) % n);
+}
+
+static bool one_in(uint32_t n) { return below(n) == 0; }
+
+/* ---- models ---------------------------------------------------------------------------------- */
+
+typedef struct Model {
+  Graph *g;
+  uint32_t n_stages;
+  bool whole_tensors; /* values without batch axis cross chunks */
+} Model;
+
+typedef struct Pool {
+  ValueId at[64];
+  uint32_t n;
+} Pool;
+
+static void pool_add(Pool *p, ValueId v) {
+  if (p->n < 64) p->at[p->n++] = v;
+}
+
+/* Mostly a recent one. */
+static ValueId pool_pick(const Pool *p) {
+  const uint32_t back = one_in(3) ? p->n : p->n < 2 ? p->n : 2;
+  return p->at[p->n - 1 - below(back)];
+}
+
+static ValueId weight(Graph *g, uint32_t *n_weights) {
+  char name[32];
+  if (*n_weights == 0 || !one_in(6)) (*n_weights)++, snprintf(name, sizeof name, "w%u", *n_weights);
+  else snprintf(name, sizeof name, "w%u", 1 + below(*n_weights));
+  return model_param(g, name, 4);
+}
+
+static void random_ops(Graph *g, Pool *batched, Pool *whole, Pool *sums, uint32_t *n_weights) {
+  for (uint32_t n = 1 + below(3); n > 0; n--) {
+    ValueId v;
+    switch (below(6)) {
+    case 0:
+      pool_add(batched, model_op(g, OP_ADD, NULL, pool_pick(batched), pool_pick(batched)));
+      break;
+    case 1:
+      pool_add(batched, model_op(g, OP_RELU, NULL, pool_pick(batched), MODEL_NONE));
+      break;
+    case 2:
+      v = whole->n > 0 && one_in(2) ? pool_pick(whole) : weight(g, n_weights);
+      if (whole->n < 64) pool_add(whole, model_op(g, OP_SCALE, NULL, v, MODEL_NONE));
+      break;
+    case 3:
+      pool_add(sums, model_op(g, OP_SUM_SQUARES, NULL, pool_pick(batched), MODEL_NONE));
+      break;
+    default:
+      v = whole->n > 0 && one_in(3) ? pool_pick(whole) : weight(g, n_weights);
+      pool_add(batched, model_op(g, OP_LINEAR, NULL, pool_pick(batched), v));
+      break;
+    }
+  }
+}
+
+static Model random_model(void) {
+  Model m = {.g = model_new(), .n_stages = 1 + below(5), .whole_tensors = one_in(3)};
+  Pool batched = {0}, whole = {0}, sums = {0};
+  uint32_t n_weights = 0;
+  pool_add(&batched, model_input(m.g, "x"));
+  if (one_in(3)) pool_add(&batched, model_input(m.g, "y"));
+  for (uint32_t stage = 0; stage < m.n_stages; stage++) {
+    model_enter(m.g, "PP");
+    for (uint32_t layers = 1 + below(2); layers > 0; layers--) {
+      model_enter(m.g, "LAYER");
+      if (!m.whole_tensors) whole.n = sums.n = 0;
+      random_ops(m.g, &batched, &whole, &sums, &n_weights);
+      const bool last = stage + 1 == m.n_stages && layers == 1;
+      ValueId loss = MODEL_NONE;
+      if (sums.n > 0 && one_in(2)) loss = pool_pick(&sums);
+      else if (last) loss = model_op(m.g, OP_SUM_SQUARES, NULL, pool_pick(&batched), MODEL_NONE);
+      if (loss.i != 0) model_loss(m.g, loss);
+      model_leave(m.g, "LAYER");
+    }
+    model_leave(m.g, "PP");
+  }
+  for (size_t p = 1; p < m.g->params.n; p++) m.g->params.at[p].frozen = one_in(5);
+  model_cut(m.g);
+  return m;
+}
+
+/* ---- strategies ------------------------------------------------------------------------------ */
+
+static const char *random_devices(char *buf, size_t size, uint32_t n) {
+  int ranks[8] = {0, 1, 2, 3, 4, 5, 6, 7};
+  size_t at = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    const uint32_t j = i + below(8 - i);
+    const int r = ranks[i];
+    ranks[i] = ranks[j];
+    ranks[j] = r;
+    at += (size_t)snprintf(buf + at, size - at, "%s%d", i > 0 ? "," : "", ranks[i]);
+  }
+  return buf;
+}
+
+static void random_splits(const Model *m, TestStrategy *t, uint32_t *n_mb) {
+  char stage[16];
+  *n_mb = 1 + below(4);
+  if (one_in(4)) *n_mb = 0;
+  if (*n_mb > 0) strategy_split(t, "", "MB", *n_mb);
+  if (one_in(3)) strategy_split(t, "", "UB", 2);
+  if (m->whole_tensors || one_in(2)) return;
+  snprintf(stage, sizeof stage, "PP=%u", below(m->n_stages));
+  strategy_split(t, stage, "PART", 1 + below(3));
+}
+
+static void random_places(const Model *m, TestStrategy *t, uint32_t n_mb) {
+  static const uint32_t sizes[] = {1, 1, 2, 4};
+  const uint32_t same_size = sizes[below(4)];
+  char devices[32], filter[48], both[64];
+  if (one_in(8)) return;
+  uint32_t last_size = 0;
+  for (uint32_t stage = 0; stage < m->n_stages; stage++) {
+    const uint32_t size = m->whole_tensors ? same_size : sizes[below(4)];
+    if (!one_in(4) || size != last_size) random_devices(devices, sizeof devices, last_size = size);
+    if (n_mb > 1 && one_in(4)) { /* microbatch 0 elsewhere than the others */
+      const uint32_t half = m->whole_tensors ? size : size > 2 ? 2 : size;
+      random_devices(both, sizeof both, half * 2);
+      char *cut = both;
+      for (uint32_t i = 0; i < half; i++) cut = strchr(cut, ',') + 1;
+      snprintf(filter, sizeof filter, "PP=%u MB=0", stage);
+      strategy_place(t, filter, cut);
+      cut[-1] = '\0';
+      snprintf(filter, sizeof filter, "PP=%u MB=%s", stage,
+               n_mb == 2   ? "1"
+               : n_mb == 3 ? "1,2"
+                           : "1,2,3");
+      strategy_place(t, filter, both);
+      cut[-1] = ',';
+      if (half == 1) continue; /* joined without being asked */
+      snprintf(filter, sizeof filter, "PP=%u", stage);
+      strategy_replicate(t, filter, both)->bucket_bytes = 64 << below(4);
+      continue;
+    }
+    snprintf(filter, sizeof filter, "PP=%u", stage);
+    strategy_place(t, filter, devices)->stream = one_in(2) ? "other" : NULL;
+    if (size > 1) strategy_replicate(t, filter, devices)->bucket_bytes = 64 << below(4);
+  }
+}
+
+/* ---- orders ---------------------------------------------------------------------------------- */
+
+/* One action: a node of the DAG without orders, and the pass by which it is named. */
+typedef struct Action {
+  uint32_t node;
+  Pass pass;
+} Action;
+
+typedef VEC(Action) ActionVec;
+
+/* Compute nodes in a random order that respects the edges, some backward passes in two. */
+static ActionVec random_execution(const Dag *d) {
+  PiperErr err = {0};
+  Adjacency a;
+  if (adjacency_new(d, &a, &err) != PIPER_OK) bail(err.text);
+  uint32_t *waiting = malloc(d->n * sizeof *waiting);
+  U32Vec ready = {0};
+  ActionVec late = {0}, done = {0};
+  if (waiting == NULL) bail("no memory");
+  const uint32_t split_one_in = 1 + below(4); /* 4: none */
+  for (uint32_t i = 1; i < d->n; i++) {
+    waiting[i] = a.in_first[i + 1] - a.in_first[i];
+    if (waiting[i] == 0 && !vec_push(&ready, i)) bail("no memory");
+  }
+  while (ready.n > 0 || late.n > 0) {
+    if (late.n > 0 && (ready.n == 0 || one_in(4))) {
+      const size_t k = below((uint32_t)late.n);
+      if (!vec_push(&done, late.at[k])) bail("no memory");
+      late.at[k] = late.at[--late.n];
+      continue;
+    }
+    const size_t k = below((uint32_t)ready.n);
+    const uint32_t i = ready.at[k];
+    ready.at[k] = ready.at[--ready.n];
+    if (d->kind[i] == NODE_COMPUTE) {
+      Action act = {i, (Pass)d->pass[i]};
+      if (act.pass == PASS_B && split_one_in < 4 && one_in(split_one_in)) {
+        act.pass = PASS_BI;
+        if (!vec_push(&late, ((Action){i, PASS_BW}))) bail("no memory");
+      }
+      if (!vec_push(&done, act)) bail("no memory");
+    }
+    for (uint32_t e = a.out_first[i]; e < a.out_first[i + 1]; e++) {
+      const uint32_t next = d->edges.at[a.out_edge[e]].dst;
+      if (--waiting[next] == 0 && !vec_push(&ready, next)) bail("no memory");
+    }
+  }
+  free(waiting);
+  vec_free(&ready);
+  vec_free(&late);
+  adjacency_free(&a);
+  return done;
+}
+
+/* The filter that names one action, by all of its tags. */
+static Filter filter_of(TestStrategy *t, const Dag *d, Action a) {
+  const uint32_t first = d->tags_first.at[d->tags[a.node]],
+                 end = d->tags_first.at[d->tags[a.node] + 1];
+  FilterTerm *terms = strategy_alloc(t, end - first + 1, sizeof *terms);
+  for (uint32_t i = first; i < end; i++) {
+    const char *name = intern_text(d->names, d->tags_at.at[i].tag);
+    int32_t *index = strategy_alloc(t, 1, sizeof *index);
+    *index = d->tags_at.at[i].index;
+    terms[i - first] = (FilterTerm){.tag = strcpy(strategy_alloc(t, strlen(name) + 1, 1), name),
+                                    .indices = index,
+                                    .n_indices = 1};
+  }
+  qsort(terms, end - first, sizeof *terms, strategy_by_tag);
+  return (Filter){terms, end - first, 1u << a.pass};
+}
+
+/* One order for each device set: its part of the execution, in groups of one to four. */
+static void random_orders(TestStrategy *t, const Dag *d) {
+  ActionVec run = random_execution(d);
+  const bool all = !one_in(3);
+  const uint32_t schedule = all && one_in(2) ? 1 : 0;
+  for (uint32_t devs = 1; devs < devsets_count(d->devsets); devs++) {
+    if (!all && one_in(2)) continue;
+    OrderGroup *groups = strategy_alloc(t, run.n + 1, sizeof *groups);
+    Filter *members = strategy_alloc(t, run.n + 1, sizeof *members);
+    uint32_t n_groups = 0, left = 0;
+    for (size_t i = 0; i < run.n; i++) {
+      if (d->devs[run.at[i].node] != devs) continue;
+      if (left == 0) {
+        groups[n_groups++] = (OrderGroup){members, 0};
+        left = one_in(2) ? 1 : 1 + below(4);
+      }
+      left--;
+      *members++ = filter_of(t, d, run.at[i]);
+      groups[n_groups - 1].n_members++;
+    }
+    if (n_groups == 0) continue;
+    Directive *x = strategy_order(t, "");
+    x->groups = groups;
+    x->n_groups = n_groups;
+    x->schedule = schedule;
+    x->rank_in_schedule = devs;
+  }
+  for (size_t i = 0; schedule != 0 && i < t->at.n; i++)
+    if (t->at.at[i].kind == DIRECTIVE_SPLIT) t->at.at[i].schedule = schedule;
+  vec_free(&run);
+}
+
+/* ---- what has to hold ------------------------------------------------------------------------ */
+
+static Dag *run_passes(const Graph *g, const TestStrategy *t, bool clip, uint64_t seed) {
+  PiperErr err = {0};
+  const PassOptions opt = {.float_bytes = 4, .clip = clip, .verify = true};
+  const Strategy s = strategy_of(t);
+  Dag *d;
+  if (passes_run(g, 576, &s, &opt, &d, &err) == PIPER_OK) return d;
+  diag("seed %llu: %s", (unsigned long long)seed, err.text);
+  return NULL;
+}
+
+/* Every node of a group leads to every node of the next. */
+static bool groups_follow(const Dag *d) {
+  PiperErr err = {0};
+  Adjacency a;
+  if (adjacency_new(d, &a, &err) != PIPER_OK) bail(err.text);
+  uint32_t *stack = malloc(d->n * sizeof *stack), *seen = calloc(d->n, sizeof *seen);
+  if (stack == NULL || seen == NULL) bail("no memory");
+  bool held = true;
+  for (uint32_t from = 1; held && from < d->n; from++) {
+    if (d->order_of[from] == 0) continue;
+    uint32_t n = 0;
+    for (stack[n++] = from; n > 0;) {
+      const uint32_t i = stack[--n];
+      for (uint32_t e = a.out_first[i]; e < a.out_first[i + 1]; e++) {
+        const uint32_t next = d->edges.at[a.out_edge[e]].dst;
+        if (seen[next] == from) continue;
+        seen[next] = from;
+        stack[n++] = next;
+      }
+    }
+    for (uint32_t to = 1; to < d->n; to++)
+      if (d->order_of[to] == d->order_of[from] && d->group[to] == d->group[from] + 1 &&
+          seen[to] != from)
+        held = false;
+  }
+  free(stack);
+  free(seen);
+  adjacency_free(&a);
+  return held;
+}
+
+static bool one_case(uint64_t seed, uint32_t *n_nodes) {
+  state = seed * UINT64_C(0x9e3779b97f4a7c15);
+  for (int i = 0; i < 4; i++) below(2);
+  const Model m = random_model();
+  const bool clip = one_in(2);
+  TestStrategy t = {0};
+  uint32_t n_mb;
+  random_splits(&m, &t, &n_mb);
+  random_places(&m, &t, n_mb);
+  Dag *d = run_passes(m.g, &t, clip, seed);
+  bool held = d != NULL;
+  if (held) {
+    random_orders(&t, d);
+    dag_free(d);
+    d = run_passes(m.g, &t, clip, seed);
+    held = d != NULL && groups_follow(d);
+    if (d != NULL && !held) diag("seed %llu: a group does not follow", (unsigned long long)seed);
+  }
+  if (d != NULL) *n_nodes += d->n - 1;
+  dag_free(d);
+  strategy_clear(&t);
+  graph_free(m.g);
+  return held;
+}
+
+int main(int argc, char **argv) {
+  const uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
+  const uint64_t n = argc > 2 ? strtoull(argv[2], NULL, 10) : 400;
+  uint32_t failed = 0, n_nodes = 0;
+  for (uint64_t seed = first; seed < first + n && failed < 5; seed++)
+    if (!one_case(seed, &n_nodes)) failed++;
+  diag("%u nodes in all", n_nodes);
+  is_int(failed, 0, "every legal strategy gives a sound DAG that orders what it was asked to");
+  return done_testing();
+}

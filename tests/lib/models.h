@@ -1,0 +1,98 @@
+/* models.h - models of a few ops for tests of passes; op n is at "m.lua:n". Any failure ends the
+ * test program. */
+#ifndef PIPER_TESTS_MODELS_H
+#define PIPER_TESTS_MODELS_H
+
+#include "ir/graph.h"
+
+#include "tap.h"
+
+#define MODEL_NONE ((ValueId){0})
+
+static inline void model_must(PiperStatus st, const PiperErr *err) {
+  if (st != PIPER_OK) bail(err->text);
+}
+
+static inline uint32_t model_line(Graph *g, size_t n) {
+  char text[32];
+  snprintf(text, sizeof text, "m.lua:%zu", n);
+  return intern_id(g->names, text);
+}
+
+/* [batch, 4] */
+static inline ValueId model_input(Graph *g, const char *name) {
+  PiperErr err = {0};
+  ValueId v;
+  const Shape shape = {.rank = 2, .batched = true, .dim = {1, 4}};
+  model_must(graph_add_input(g, name, &shape, DT_FLOAT, model_line(g, g->ops.n), &v, &err), &err);
+  return v;
+}
+
+/* [rows, 4] */
+static inline ValueId model_param(Graph *g, const char *name, int64_t rows) {
+  PiperErr err = {0};
+  ValueId v;
+  const ParamSpec spec = {.name = name, .shape = {.rank = 2, .dim = {rows, 4}}};
+  model_must(graph_add_param(g, &spec, model_line(g, g->ops.n), &v, &err), &err);
+  return v;
+}
+
+static inline ValueId model_op(Graph *g, OpKind kind, const char *name, ValueId a, ValueId b) {
+  PiperErr err = {0};
+  ValueId v;
+  const OpSpec spec = {.kind = kind, .in = {a, b}, .attrs = {{2}}, .name = name};
+  model_must(graph_add_op(g, &spec, model_line(g, g->ops.n), &v, &err), &err);
+  return v;
+}
+
+/* "name" = x W^T with W = "name.weight" of [4, 4] */
+static inline ValueId model_linear(Graph *g, const char *name, ValueId x) {
+  char weight[64];
+  snprintf(weight, sizeof weight, "%s.weight", name);
+  return model_op(g, OP_LINEAR, name, x, model_param(g, weight, 4));
+}
+
+static inline void model_loss(Graph *g, ValueId v) {
+  PiperErr err = {0};
+  model_must(graph_add_loss(g, v, model_line(g, g->ops.n), &err), &err);
+}
+
+static inline void model_enter(Graph *g, const char *tag) {
+  PiperErr err = {0};
+  model_must(graph_enter_at(g, tag, model_line(g, g->ops.n), &err), &err);
+}
+
+static inline void model_leave(Graph *g, const char *tag) {
+  PiperErr err = {0};
+  model_must(graph_leave(g, tag, &err), &err);
+}
+
+static inline Graph *model_new(void) {
+  Graph *g = graph_new("test");
+  if (g == NULL) bail("no memory");
+  return g;
+}
+
+static inline Graph *model_cut(Graph *g) {
+  PiperErr err = {0};
+  model_must(graph_cut(g, &err), &err);
+  return g;
+}
+
+/* A chain of stages PP = 0 .. n-1, each one linear "l<i>"; the last ends in the loss
+ * sum_squares. */
+static inline Graph *model_chain(uint32_t n) {
+  Graph *g = model_new();
+  ValueId h = model_input(g, "x");
+  for (uint32_t i = 0; i < n; i++) {
+    char name[16];
+    snprintf(name, sizeof name, "l%u", i);
+    model_enter(g, "PP");
+    h = model_linear(g, name, h);
+    if (i + 1 == n) model_loss(g, model_op(g, OP_SUM_SQUARES, NULL, h, MODEL_NONE));
+    model_leave(g, "PP");
+  }
+  return model_cut(g);
+}
+
+#endif
