@@ -150,7 +150,7 @@ static void kinds(const Graph *g) {
        "norm w0 0 (node 16) "
        "does not take what it gets from all_reduce metrics 0-2 (node 14): metrics"},
       {"5~\"t.lua:9\"", "7~\"t.lua:9\"",
-       "there is a cycle: 1W1 is ordered before 1I1 (t.lua:9), but has "
+       "there is a cycle: t.lua:9: order: 1W1 is ordered before 1I1, but has "
        "to wait for it: 1I1 -> 1W1 -> (order, t.lua:9) 1I1"},
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
