@@ -119,7 +119,8 @@ static PiperStatus open_all(Job *job, const JobConfig *cfg, PiperErr *err) {
   for (uint32_t r = 0; r < n; r++) {
     TRY(job->ranks[r].comm->ops->connect(job->ranks[r].comm, err));
   }
-  TRY(params_open(&job->params, job->plan, job->ranks, cfg->seed, err));
+  job->params = (Params){job->plan, job->ranks};
+  TRY(params_init(&job->params, cfg->seed, err));
   for (uint32_t r = 0; r < n; r++) TRY(exec_capture(&job->ranks[r], err));
   return PIPER_OK;
 }
@@ -147,7 +148,6 @@ void job_close(Job *job) {
     Device *dev = job->ranks[r].device;
     if (dev != NULL) dev->ops->halt(dev);
   }
-  params_close(&job->params);
   for (uint32_t r = 0; job->ranks != NULL && r < job->plan->n_ranks; r++) {
     exec_close(&job->ranks[r]);
   }

@@ -3,8 +3,6 @@
 #include "base/rng.h"
 #include "ir/shape.h"
 
-#include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define CHUNK 4096 /* elements that are converted at a time */
@@ -98,17 +96,11 @@ static void initial_values(const Param *param, uint64_t seed, uint64_t key, int6
   }
 }
 
-static PiperStatus init_param(Params *p, ParamId id, uint64_t seed, PiperErr *err) {
+static PiperStatus init_param(const Params *p, ParamId id, uint64_t seed, PiperErr *err) {
   const Param *param = graph_param(p->plan->graph, id);
   const uint64_t key = rng_key(name_of(p->plan, id));
   const int64_t elements = elements_of(p->plan, id);
   double values[CHUNK];
-  if (p->plan->dag->home[id.i].bucket.i == 0) {
-    p->unused[id.i] = malloc(((size_t)elements + 1) * sizeof(double));
-    if (p->unused[id.i] == NULL) return err_nomem(err, "parameter");
-    initial_values(param, seed, key, 0, elements, p->unused[id.i]);
-    return PIPER_OK;
-  }
   for (int64_t at = 0; at < elements; at += CHUNK) {
     const int64_t n = elements - at < CHUNK ? elements - at : CHUNK;
     initial_values(param, seed, key, at, n, values);
@@ -120,16 +112,13 @@ static PiperStatus init_param(Params *p, ParamId id, uint64_t seed, PiperErr *er
   return PIPER_OK;
 }
 
-PiperStatus params_open(Params *p, const Plan *plan, RankExec *ranks, uint64_t seed,
-                        PiperErr *err) {
-  *p = (Params){.plan = plan, .ranks = ranks};
-  p->unused = calloc(plan->graph->params.n + 1, sizeof *p->unused);
-  if (p->unused == NULL) return err_nomem(err, "parameters");
+PiperStatus params_init(const Params *p, uint64_t seed, PiperErr *err) {
+  const Plan *plan = p->plan;
   for (uint32_t i = 1; i < plan->graph->params.n; i++) {
     TRY(init_param(p, (ParamId){i}, seed, err));
   }
   for (uint32_t r = 0; r < plan->n_ranks; r++) {
-    const RankExec *x = &ranks[r];
+    const RankExec *x = &p->ranks[r];
     for (size_t i = 0; i < x->rank->buffers.n; i++) {
       const Buffer *b = &x->rank->buffers.at[i];
       if (b->role == BUFFER_STATE) {
@@ -140,29 +129,16 @@ PiperStatus params_open(Params *p, const Plan *plan, RankExec *ranks, uint64_t s
   return PIPER_OK;
 }
 
-void params_close(Params *p) {
-  for (uint32_t i = 1; p->unused != NULL && i < p->plan->graph->params.n; i++) free(p->unused[i]);
-  free(p->unused);
-  *p = (Params){0};
-}
-
 /* ---- reading and writing ---------------------------------------------------------------------------- */
 
 PiperStatus params_get(const Params *p, ParamId id, double *values, PiperErr *err) {
   Place from;
   if (first_place(p, id, false, &from)) return read_place(&from, values, err);
-  if (p->unused[id.i] == NULL) {
-    return err_set(err, PIPER_EBUG, "no rank holds parameter %s", name_of(p->plan, id));
-  }
-  memcpy(values, p->unused[id.i], (size_t)elements_of(p->plan, id) * sizeof *values);
-  return PIPER_OK;
+  return err_set(err, PIPER_EBUG, "no rank holds parameter %s", name_of(p->plan, id));
 }
 
 PiperStatus params_set(const Params *p, ParamId id, const double *values, PiperErr *err) {
   const int64_t elements = elements_of(p->plan, id);
-  if (p->unused[id.i] != NULL) {
-    memcpy(p->unused[id.i], values, (size_t)elements * sizeof *values);
-  }
   for (uint32_t r = 0; r < p->plan->n_ranks; r++) {
     Place to;
     if (!place_of(p, r, id, false, &to)) continue;
