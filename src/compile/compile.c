@@ -6,38 +6,6 @@
 #include "plan/plan_verify.h"
 
 #include <stdlib.h>
-#include <string.h>
-
-/* Every rank that some node runs on, ascending. */
-static PiperStatus collect_world(Plan *plan, PiperErr *err) {
-  const Dag *d = plan->dag;
-  bool *used = calloc(devsets_count(d->devsets), sizeof *used);
-  if (used == NULL) return err_nomem(err, "compile");
-  for (uint32_t n = 1; n < d->n; n++) used[d->devs[n]] = used[d->src_devs[n]] = true;
-  uint32_t world = 0;
-  PiperStatus st = PIPER_OK;
-  for (uint32_t id = 1, count = devsets_count(d->devsets); id < count && st == PIPER_OK; id++) {
-    if (!used[id]) continue;
-    if ((world = devsets_union(d->devsets, world, id)) == 0) st = err_nomem(err, "compile");
-  }
-  free(used);
-  TRY(st);
-  /* A union keeps the order of a set that contains the other: sort once more. */
-  const uint32_t n = devsets_size(d->devsets, world);
-  int32_t *ranks = malloc((n ? n : 1) * sizeof *ranks);
-  if (ranks == NULL) return err_nomem(err, "compile");
-  memcpy(ranks, devsets_ranks(d->devsets, world), n * sizeof *ranks);
-  for (uint32_t i = 1; i < n; i++)
-    for (uint32_t j = i; j > 0 && ranks[j - 1] > ranks[j]; j--) {
-      const int32_t t = ranks[j];
-      ranks[j] = ranks[j - 1];
-      ranks[j - 1] = t;
-    }
-  plan->world = devsets_id(d->devsets, ranks, n);
-  plan->n_ranks = n;
-  free(ranks);
-  return plan->world != 0 ? PIPER_OK : err_nomem(err, "compile");
-}
 
 /* Seconds of each node, one global order from them, and each rank's share of busy time. */
 static PiperStatus choose_order(Plan *plan, OrderRule rule, PiperErr *err) {
@@ -121,7 +89,7 @@ PiperStatus compile_plan(const Graph *graph, const Strategy *strategy, const Com
       .clip_norm = options->plan.clip_norm,
   };
   if ((st = programs_new(&programs, &plan->programs, err)) != PIPER_OK) goto fail;
-  if ((st = collect_world(plan, err)) != PIPER_OK) goto fail;
+  if ((st = plan_find_world(plan, err)) != PIPER_OK) goto fail;
   if ((st = choose_order(plan, options->order_rule, err)) != PIPER_OK) goto fail;
   if ((st = plan_lower(plan, err)) != PIPER_OK) goto fail;
   if ((st = plan_place_memory(plan, err)) != PIPER_OK) goto fail;

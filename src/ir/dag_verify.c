@@ -2,7 +2,7 @@
  * ones: once ids are known to be in range, all else may follow them. The rules in words:
  *
  *   always     ids exist; samples lie in the batch; fields fit the kind of node; data edges join
- *              nodes that make and take that tensor; there is no cycle
+ *              nodes that make and take that tensor, each once; there is no cycle
  *   BUILT      the F nodes of a chunk cover the batch once, so do its B with its BI, and its B with
  *              its BW; each node gets each tensor that its chunk reads, for all of its samples, once
  *   PLACED     every node is on devices over which its samples divide; what crosses ranks crosses in
@@ -20,7 +20,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* A gradient that the backward pass of a chunk receives. */
 typedef struct GradIn {
@@ -286,6 +285,28 @@ static PiperStatus check_edge(Verifier *v, const Edge *e) {
     return BROKEN(v, "%s does not take what it gets from %s: %s", node_name(v, e->dst),
                   node_name(v, e->src), NAMES[t->kind]);
   return t->kind == TENSOR_SAVED || t->kind == TENSOR_KEPT ? check_kept(v, e) : PIPER_OK;
+}
+
+/* One tensor goes from one node to another once. */
+static PiperStatus check_doubles(Verifier *v) {
+  const Dag *d = v->d;
+  const Adjacency *a = &v->adj;
+  uint32_t *last_src = calloc(d->n, sizeof *last_src); /* by node: who reached it last */
+  PiperStatus st = last_src == NULL ? err_nomem(v->err, "dag_verify") : PIPER_OK;
+  for (uint32_t n = 1; st == PIPER_OK && n < d->n; n++)
+    for (uint32_t k = a->out_first[n]; st == PIPER_OK && k < a->out_first[n + 1]; k++) {
+      const Edge *e = &d->edges.at[a->out_edge[k]];
+      if (e->kind != EDGE_DATA) continue;
+      for (uint32_t j = a->out_first[n]; last_src[e->dst] == n && j < k; j++) {
+        const Edge *f = &d->edges.at[a->out_edge[j]];
+        if (f->kind != EDGE_DATA || f->dst != e->dst || f->tensor != e->tensor) continue;
+        st = BROKEN(v, "%s gives the same to %s twice", node_name(v, n), node_name(v, e->dst));
+        break;
+      }
+      last_src[e->dst] = n;
+    }
+  free(last_src);
+  return st;
 }
 
 static PiperStatus check_acyclic(Verifier *v) {
@@ -790,12 +811,13 @@ static PiperStatus list_uses(Verifier *v, uint32_t c, UseVec *uses, uint32_t *ma
   return PIPER_OK;
 }
 
-/* The gradients of node n reach what its bucket needs, and those of no other. into: by bucket, how
- * many edges of n lead to its reduction or its update, and to its norm. */
+/* The gradients of node n reach what its bucket needs, and those of no other. into: by bucket,
+ * whether an edge of n leads to its reduction or its update, and to its norm. */
 static PiperStatus check_contributions(Verifier *v, uint32_t n, const UseVec *uses,
-                                       const uint32_t *mark, uint8_t (*into)[2]) {
+                                       const uint32_t *mark, bool (*into)[2]) {
   const Dag *d = v->d;
-  for (size_t i = 0; i < uses->n; i++) memset(into[uses->at[i].bucket], 0, 2);
+  for (size_t i = 0; i < uses->n; i++)
+    into[uses->at[i].bucket][0] = into[uses->at[i].bucket][1] = false;
   for (uint32_t k = v->adj.out_first[n]; k < v->adj.out_first[n + 1]; k++) {
     const Edge *e = &d->edges.at[v->adj.out_edge[k]];
     if (e->kind != EDGE_DATA || tensor_of(v, e)->kind != TENSOR_BUCKET) continue;
@@ -806,10 +828,7 @@ static PiperStatus check_contributions(Verifier *v, uint32_t n, const UseVec *us
     if (v->reduce[b] != 0 && e->dst != v->reduce[b])
       return BROKEN(v, "%s gets gradients of %s that are not reduced", node_name(v, e->dst),
                     node_name(v, n));
-    uint8_t *count = &into[b][d->kind[e->dst] == NODE_NORM];
-    if (*count > 0)
-      return BROKEN(v, "%s gives its gradients to %s twice", node_name(v, n), node_name(v, e->dst));
-    *count = 1;
+    into[b][d->kind[e->dst] == NODE_NORM] = true;
   }
   for (size_t i = 0; i < uses->n; i++) {
     const uint32_t b = uses->at[i].bucket;
@@ -826,7 +845,7 @@ static PiperStatus check_contributions(Verifier *v, uint32_t n, const UseVec *us
 
 /* All nodes of a chunk that reads these buckets. */
 static PiperStatus check_uses(Verifier *v, const uint32_t *nodes, uint32_t n_nodes,
-                              const UseVec *uses, const uint32_t *mark, uint8_t (*into)[2]) {
+                              const UseVec *uses, const uint32_t *mark, bool (*into)[2]) {
   const Dag *d = v->d;
   uint32_t last_devs = 0;
   for (uint32_t i = 0; i < n_nodes; i++) {
@@ -854,7 +873,7 @@ static PiperStatus check_all_uses(Verifier *v) {
   uint32_t *first = calloc(n_chunks + 1, sizeof *first);
   uint32_t *nodes = malloc(d->n * sizeof *nodes);
   uint32_t *mark = calloc(n_buckets, sizeof *mark);
-  uint8_t(*into)[2] = calloc(n_buckets, sizeof *into);
+  bool(*into)[2] = calloc(n_buckets, sizeof *into);
   PiperStatus st = PIPER_OK;
   if (first == NULL || nodes == NULL || mark == NULL || into == NULL)
     st = err_nomem(v->err, "dag_verify");
@@ -913,6 +932,7 @@ static PiperStatus verify(Verifier *v) {
   for (uint32_t i = 1; i < d->edges.n; i++)
     if (d->edges.at[i].src != 0) TRY(check_edge(v, &d->edges.at[i]));
   TRY(adjacency_new(d, &v->adj, v->err));
+  TRY(check_doubles(v));
   TRY(check_acyclic(v));
   if (v->stages & DAG_BUILT) TRY(check_built(v));
   if (v->stages & (DAG_PLACED | DAG_BUCKETED)) TRY(prepare_ranks(v));

@@ -323,15 +323,17 @@ static bool set_has(const Dag *d, uint32_t set, const Term *t) {
   return t->term->kind == TERM_NONE;
 }
 
-static bool set_has_all(const Dag *d, uint32_t set, const Term *terms, uint32_t n) {
+/* All terms but 'known' (NULL: all) hold. */
+static bool set_has_all(const Dag *d, uint32_t set, const Term *terms, uint32_t n,
+                        const Term *known) {
   for (uint32_t i = 0; i < n; i++)
-    if (!set_has(d, set, &terms[i])) return false;
+    if (&terms[i] != known && !set_has(d, set, &terms[i])) return false;
   return true;
 }
 
-static bool collect(const FilterIndex *x, const Filter *f, const Term *terms, uint32_t set,
-                    U32Vec *out) {
-  if (!set_has_all(x->dag, set, terms, f->n_terms)) return true;
+static bool collect(const FilterIndex *x, const Filter *f, const Term *terms, const Term *known,
+                    uint32_t set, U32Vec *out) {
+  if (!set_has_all(x->dag, set, terms, f->n_terms, known)) return true;
   for (uint32_t i = x->set_first[set]; i < x->set_first[set + 1]; i++) {
     const uint32_t node = x->set_nodes[i];
     if (f->passes != 0 && (f->passes >> x->dag->pass[node] & 1) == 0) continue;
@@ -340,10 +342,10 @@ static bool collect(const FilterIndex *x, const Filter *f, const Term *terms, ui
   return true;
 }
 
-static bool collect_key(const FilterIndex *x, const Filter *f, const Term *terms, const Key *key,
-                        U32Vec *out) {
+static bool collect_key(const FilterIndex *x, const Filter *f, const Term *terms, const Term *known,
+                        const Key *key, U32Vec *out) {
   for (uint32_t s = key->first; s < key->end; s++)
-    if (!collect(x, f, terms, x->key_sets[s], out)) return false;
+    if (!collect(x, f, terms, known, x->key_sets[s], out)) return false;
   return true;
 }
 
@@ -377,7 +379,7 @@ static PiperStatus explain_empty(const FilterIndex *x, const Filter *f, const Te
   for (; n <= f->n_terms; n++) {
     uint64_t count = 0;
     for (uint32_t u = 0; u < x->n_used; u++)
-      if (set_has_all(x->dag, x->used[u], terms, n))
+      if (set_has_all(x->dag, x->used[u], terms, n, NULL))
         count += x->set_first[x->used[u] + 1] - x->set_first[x->used[u]];
     if (count == 0) break;
     before = count;
@@ -413,15 +415,16 @@ PiperStatus filter_nodes(const FilterIndex *x, const Filter *f, U32Vec *out, Pip
   }
   bool fits = true;
   if (rarest == NULL) {
-    for (uint32_t u = 0; fits && u < x->n_used; u++) fits = collect(x, f, terms, x->used[u], out);
+    for (uint32_t u = 0; fits && u < x->n_used; u++)
+      fits = collect(x, f, terms, NULL, x->used[u], out);
   } else if (rarest->term->kind == TERM_ANY) {
     for (size_t k = rarest->keys.first; fits && k < rarest->keys.end; k++)
-      fits = collect_key(x, f, terms, &x->keys.at[k], out);
+      fits = collect_key(x, f, terms, rarest, &x->keys.at[k], out);
   } else {
     const FilterTerm *t = rarest->term;
     for (uint32_t i = 0; fits && i < t->n_indices; i++)
       if (i == 0 || t->indices[i] != t->indices[i - 1])
-        fits = collect_key(x, f, terms, find_key(x, rarest->tag, t->indices[i]), out);
+        fits = collect_key(x, f, terms, rarest, find_key(x, rarest->tag, t->indices[i]), out);
   }
   if (!fits) {
     out->n = first;

@@ -15,3 +15,12 @@ bool chunk_grad_flows(const Graph *g, ChunkId c, ValueId v) {
   }
   return false;
 }
+
+void chunk_mark_grad_flows(const Graph *g, ChunkId c, uint32_t *mark) {
+  const Chunk *chunk = graph_chunk(g, c);
+  for (uint32_t o = chunk->first_op; o < chunk->end_op; o++) {
+    const Op *op = graph_op(g, (OpId){o});
+    for (int wrt = 0; wrt < 3; wrt++)
+      if (op_grad_flows(g, op, wrt)) mark[op->in[wrt].i] = c.i;
+  }
+}

@@ -9,5 +9,8 @@
 bool op_grad_flows(const Graph *g, const Op *op, int wrt);
 /* Some op of chunk c contributes to the gradient of value v (a parameter's value included). */
 bool chunk_grad_flows(const Graph *g, ChunkId c, ValueId v);
+/* The same for all values at once: mark[v] = c for each value v that chunk c contributes to. 'mark'
+ * has an entry for each value. Time: that of one chunk_grad_flows. */
+void chunk_mark_grad_flows(const Graph *g, ChunkId c, uint32_t *mark);
 
 #endif

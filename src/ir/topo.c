@@ -192,10 +192,10 @@ static PiperStatus report_cycle(const Search *s, PiperErr *err) {
   if (last->kind != EDGE_TEMPORAL)
     return err_set(err, PIPER_EBUG, "the data flow goes round in a circle: %s", text);
   if (n == 1)
-    return err_set(err, PIPER_EUSER, "%s is ordered before itself (%s)", from,
-                   dag_line(d, last->line));
-  return err_set(err, PIPER_EUSER, "%s is ordered before %s (%s), but has to wait for it: %s", from,
-                 to, dag_line(d, last->line), text);
+    return err_set(err, PIPER_EUSER, "%s: order: %s is ordered before itself",
+                   dag_line(d, last->line), from);
+  return err_set(err, PIPER_EUSER, "%s: order: %s is ordered before %s, but has to wait for it: %s",
+                 dag_line(d, last->line), from, to, text);
 }
 
 /* 'waiting': for each node how many predecessors were never put in order. */

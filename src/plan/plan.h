@@ -28,10 +28,11 @@ typedef struct Instr {
   uint32_t wait_first, n_waits; /* RankPlan.waits: earlier instructions of other streams */
   /* RUN */
   uint32_t program;    /* id in Plan.programs */
-  uint32_t bind_first; /* RankPlan.bind_offset/bind_first: one entry for each binding of the program */
+  uint32_t bind_first; /* RankPlan.bind_offset, bind_first_write: one entry for each binding of the
+                          program; access k of the instruction is that of binding k */
   int64_t sample_lo;
   /* SEND, RECV: arena bytes [offset, offset + bytes); peer rank. ALL_REDUCE: in place, devset 'group' */
-  uint64_t offset, bytes;
+  uint64_t offset, bytes; /* its one access, resolved */
   int32_t peer;
   uint32_t group;
   uint32_t access_first, n_accesses; /* RankPlan.accesses */
@@ -58,7 +59,8 @@ typedef struct Buffer {
   uint32_t slot;       /* STATE */
   int64_t lo, hi;      /* samples it holds: INPUT, VALUE, GRAD, SAVED_*, KEPT */
   uint64_t bytes, offset;
-  uint32_t first, last; /* first and last instruction that touches it (index in the rank's list) */
+  uint32_t first, last; /* first and last instruction that touches it (index in the rank's list);
+                           first > last: none does */
 } Buffer;
 
 typedef enum StreamKind { STREAM_COMPUTE, STREAM_COMM } StreamKind;
@@ -78,11 +80,13 @@ typedef struct RankPlan {
   InstrVec instrs;
   U32Vec waits;
   VEC(uint64_t) bind_offset; /* arena offset of each binding of each RUN */
-  VEC(uint8_t) bind_first_write; /* parallel: the step's first write to that buffer (gradients, metrics) */
+  VEC(uint8_t) bind_first_write; /* parallel: the step's first contribution to these gradients.
+                                    Metrics have no first: the host zeroes them before a step */
   AccessVec accesses;
   BufferVec buffers;
   PlanStreamVec streams;
-  uint64_t step_offset, metrics_offset; /* StepBlock; f64[n_losses + 1] */
+  uint64_t step_offset, metrics_offset; /* StepBlock; f64[n_losses + 1]: the host writes both
+                                           before a step, the block and zeroes */
   uint64_t arena_bytes;      /* peak */
   uint64_t at_peak[MEM_COUNT]; /* bytes of each category at the instant of the peak; gaps between
                                   buffers count as workspace; they sum to arena_bytes */
@@ -106,6 +110,8 @@ typedef struct Plan {
   uint32_t n_order;
   double predicted_seconds;  /* of the order kept, by the cost model */
   double predicted_rule[2];  /* critical_path, downstream */
+  double *busy_seconds;      /* by index in 'ranks': time that its compute takes in that prediction;
+                                malloc'ed, owned; NULL: not known */
   const char *order_rule;    /* the one kept */
   uint32_t world;            /* device set: every rank in use, ascending */
   uint32_t n_ranks;
@@ -117,7 +123,10 @@ typedef struct Plan {
 void plan_free(Plan *p); /* NULL is fine */
 const RankPlan *plan_rank(const Plan *p, int32_t rank); /* NULL: not in the plan */
 
-/* A node's own label and "rank 1, 1F3 (train.lua:12)": for messages. */
+/* "rank 1, 1F3 (train.lua:12)", "rank 0, send to 1 of transfer h 0F3 0>1 (train.lua:12)": for
+ * messages, cut off where it does not fit. */
 void plan_instr_label(const Plan *p, const RankPlan *r, uint32_t instr, char *buf, size_t n);
+/* "value relu.12, samples [0, 4)", "gradients of layers.0.weight..", "workspace": likewise. */
+void plan_buffer_label(const Plan *p, const RankPlan *r, uint32_t buffer, char *buf, size_t n);
 
 #endif

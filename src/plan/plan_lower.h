@@ -4,7 +4,9 @@
 
 #include "plan/plan.h"
 
-/* Fills plan->ranks from plan->dag, order, programs, options. Buffers have no offsets yet. */
+/* Sets plan->world and n_ranks: every rank that some node of the DAG runs on. */
+PiperStatus plan_find_world(Plan *plan, PiperErr *err);
+/* Fills plan->ranks from plan->dag, world, order, programs, options. Buffers get no offsets. */
 PiperStatus plan_lower(Plan *plan, PiperErr *err);
 /* plan_mem.c: gives each buffer its offset, adds waits where reuse needs them and nothing implies
  * them, resolves bindings to offsets, fills the memory figures. */

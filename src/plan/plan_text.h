@@ -1,4 +1,5 @@
-/* plan_text.h - a plan for human readers. Texts are malloc'ed; the caller frees them. */
+/* plan_text.h - a plan for human readers. Texts are malloc'ed; the caller frees them. Lines are at
+ * most 100 columns wide in plan_table, and the last line of a text has no newline. */
 #ifndef PIPER_PLAN_PLAN_TEXT_H
 #define PIPER_PLAN_PLAN_TEXT_H
 

@@ -1,0 +1,43 @@
+/* pass.h - what the passes share: how one is called, and the words of their messages.
+ *
+ * A pass reads its arguments and nothing else. On an error the DAG may be half rewritten: drop
+ * it. */
+#ifndef PIPER_PASSES_PASS_H
+#define PIPER_PASSES_PASS_H
+
+#include "passes/pipeline.h"
+
+typedef PiperStatus PassRun(Dag *d, const Strategy *s, const PassOptions *opt, PiperErr *err);
+
+PassRun pass_build, pass_split, pass_split_backward, pass_place, pass_replicate, pass_order;
+
+/* Buckets and homes, from what the replicate directives say about each chunk (pass_bucket.c).
+ * bucket_bytes[c]: the largest bucket of chunk c; 0: no limit. Fills all fields of the buckets but
+ * holders, replicated, reduce_stream and line. */
+PiperStatus bucket_params(Dag *d, const int64_t *bucket_bytes, size_t float_bytes, PiperErr *err);
+bool param_is_trained(const Param *p);
+
+/* "train.lua:12: place: ..."; returns PIPER_EUSER. */
+PiperStatus directive_fail(PiperErr *err, const Directive *x, const char *fmt, ...)
+    PIPER_PRINTF(3, 4);
+/* The directive's script line, interned; 0: out of memory. */
+uint32_t directive_line(Dag *d, const Directive *x);
+/* What the directive's filter selects, or, in an order, that of member m of group g; in place of
+ * what 'out' holds. */
+PiperStatus directive_nodes(const FilterIndex *index, const Directive *x, U32Vec *out,
+                            PiperErr *err);
+PiperStatus member_nodes(const FilterIndex *index, const Directive *x, uint32_t g, uint32_t m,
+                         U32Vec *out, PiperErr *err);
+/* Its device list, checked: not empty, every rank once and not negative. */
+PiperStatus directive_devices(Dag *d, const Directive *x, uint32_t *id, PiperErr *err);
+
+/* For messages. */
+enum { TEXT = 192 };
+void chunk_text(const Dag *d, ChunkId c, char *buf, size_t n); /* chunk { PP = 1 } (model.lua:9) */
+void value_text(const Dag *d, ValueId v, char *buf, size_t n); /* "head" (linear, model.lua:9) */
+void devices_text(const Dag *d, uint32_t devs, char *buf, size_t n); /* device 1, devices 0-3 */
+/* Where group g of an order stands: "rank 1, column 5: " in a schedule (columns are positions in
+ * its Lua list), "group 5: " elsewhere. */
+void order_where(const Directive *order, uint32_t g, char *buf, size_t n);
+
+#endif

@@ -1,0 +1,429 @@
+/* pass_replicate - buckets, and what keeps the model state the same everywhere.
+ *
+ * requires  every node placed
+ * ensures   every parameter that a chunk reads is in a bucket, held by all devices that use it. A
+ *           trained bucket has one UPDATE on all holders and one NORM on the first. Every backward
+ *           that contributes to its gradient feeds both: through one ALL_REDUCE when there are
+ *           several holders, else directly. One ALL_REDUCE of the metrics over all ranks takes the
+ *           losses of every F that has one, and every NORM; with opt->clip each UPDATE waits for
+ *           it. A forward that reads a bucket to whose gradient its chunk does not contribute
+ *           precedes the UPDATE by a temporal edge (the others do through their backward)
+ * breaks    nothing
+ * on error  the DAG may be half rewritten: drop it
+ *
+ * One reduction joins the devices of a set and, for parameters that are used on several sets, the
+ * sets (design 5.5). A chunk whose nodes have several devices needs a replicate directive that
+ * matches all of it; one that merely has microbatches on different single devices is joined without
+ * being asked. */
+#include "ir/grad_flow.h"
+#include "passes/pass.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* What is known of a chunk. */
+typedef struct ChunkInfo {
+  uint32_t n_nodes;
+  uint32_t holders;   /* device set: all devices that run it */
+  uint32_t last_devs; /* of the node seen last: already in holders */
+  uint32_t wide;      /* a node on several devices; 0: none */
+  uint32_t replicate; /* 1 + index of the directive; 0: none */
+  uint32_t matched;   /* nodes matched by the directive at hand ... */
+  uint32_t stamp;     /* ... 1 + index of it */
+} ChunkInfo;
+
+/* Chunk 'chunk' reads parameters of trained bucket 'bucket'. */
+typedef struct Use {
+  uint32_t bucket, chunk;
+  bool contributes;
+} Use;
+
+typedef struct Replicator {
+  Dag *d;
+  const Strategy *s;
+  const PassOptions *opt;
+  ChunkInfo *info;       /* by chunk */
+  uint32_t *nodes_first; /* by chunk: its nodes, chunk_nodes[nodes_first[c] .. nodes_first[c+1]) */
+  uint32_t *chunk_nodes;
+  VEC(Use) uses;     /* by bucket, then chunk */
+  uint32_t all_devs; /* sorted union of all device sets */
+  uint32_t default_stream, dp_stream;
+} Replicator;
+
+static PiperStatus collect_chunks(Replicator *w, PiperErr *err) {
+  Dag *d = w->d;
+  const uint32_t n_chunks = graph_n_chunks(d->graph);
+  w->info = calloc((size_t)n_chunks + 1, sizeof *w->info);
+  w->nodes_first = calloc((size_t)n_chunks + 2, sizeof *w->nodes_first);
+  w->chunk_nodes = malloc(d->n * sizeof *w->chunk_nodes);
+  if (w->info == NULL || w->nodes_first == NULL || w->chunk_nodes == NULL)
+    return err_nomem(err, "replicate");
+  for (uint32_t n = 1; n < d->n; n++) {
+    if (d->kind[n] != NODE_COMPUTE) continue;
+    ChunkInfo *info = &w->info[d->chunk[n]];
+    info->n_nodes++;
+    if (d->devs[n] == info->last_devs) continue;
+    info->last_devs = d->devs[n];
+    info->holders = devsets_union(d->devsets, info->holders, d->devs[n]);
+    if (info->holders == 0) return err_nomem(err, "device sets");
+    if (info->wide == 0 && devsets_size(d->devsets, d->devs[n]) > 1) info->wide = n;
+  }
+  for (uint32_t c = 1; c <= n_chunks; c++)
+    w->nodes_first[c + 1] = w->nodes_first[c] + w->info[c].n_nodes;
+  /* nodes_first[c] is the place of the next node of c while they are entered ... */
+  for (uint32_t n = 1; n < d->n; n++)
+    if (d->kind[n] == NODE_COMPUTE) w->chunk_nodes[w->nodes_first[d->chunk[n]]++] = n;
+  /* ... and then stands where the next chunk's first node was. */
+  for (uint32_t c = n_chunks + 1; c > 0; c--) w->nodes_first[c] = w->nodes_first[c - 1];
+  return PIPER_OK;
+}
+
+static int by_rank(const void *a, const void *b) {
+  const int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+  return (x > y) - (x < y);
+}
+
+/* The set in ascending order; 0: out of memory. */
+static uint32_t sorted_devs(DevSets *t, uint32_t devs) {
+  const uint32_t n = devsets_size(t, devs);
+  int32_t *ranks = malloc(n * sizeof *ranks);
+  if (ranks == NULL) return 0;
+  memcpy(ranks, devsets_ranks(t, devs), n * sizeof *ranks);
+  qsort(ranks, n, sizeof *ranks, by_rank);
+  const uint32_t id = devsets_id(t, ranks, n);
+  free(ranks);
+  return id;
+}
+
+static PiperStatus collect_ranks(Replicator *w, PiperErr *err) {
+  DevSets *t = w->d->devsets;
+  VEC(int32_t) ranks = {0};
+  PiperStatus st = PIPER_OK;
+  for (uint32_t c = 1; c <= graph_n_chunks(w->d->graph); c++) {
+    const uint32_t holders = w->info[c].holders;
+    if (c > 1 && holders == w->info[c - 1].holders) continue;
+    for (uint32_t i = 0; i < devsets_size(t, holders); i++)
+      if (!vec_push(&ranks, devsets_ranks(t, holders)[i])) st = err_nomem(err, "replicate");
+  }
+  if (ranks.n > 0) qsort(ranks.at, ranks.n, sizeof *ranks.at, by_rank);
+  uint32_t n = 0;
+  for (size_t i = 0; i < ranks.n; i++)
+    if (n == 0 || ranks.at[i] != ranks.at[n - 1]) ranks.at[n++] = ranks.at[i];
+  w->all_devs = devsets_id(t, ranks.at, n);
+  if (n > 0 && w->all_devs == 0) st = err_nomem(err, "device sets");
+  vec_free(&ranks);
+  return st;
+}
+
+/* ---- directives ------------------------------------------------------------------------------ */
+
+static const char *stream_of(const Directive *x) {
+  return x->reduce_stream != NULL ? x->reduce_stream : "dp_stream";
+}
+
+/* The first node of chunk c that directive i does not match. */
+static uint32_t unmatched_node(const Replicator *w, uint32_t c, const U32Vec *nodes) {
+  size_t k = 0;
+  for (uint32_t i = w->nodes_first[c]; i < w->nodes_first[c + 1]; i++) {
+    const uint32_t n = w->chunk_nodes[i];
+    while (k < nodes->n && nodes->at[k] < n) k++;
+    if (k == nodes->n || nodes->at[k] != n) return n;
+  }
+  return 0;
+}
+
+/* Directive i matches chunk c. */
+static PiperStatus replicate_chunk(Replicator *w, uint32_t i, uint32_t c, uint32_t devs,
+                                   const U32Vec *nodes, PiperErr *err) {
+  Dag *d = w->d;
+  const Directive *x = &w->s->at[i];
+  ChunkInfo *info = &w->info[c];
+  char chunk[TEXT], a[TEXT], b[TEXT];
+  chunk_text(d, (ChunkId){c}, chunk, sizeof chunk);
+  if (info->matched != info->n_nodes) {
+    dag_label(d, (NodeId){unmatched_node(w, c, nodes)}, a, sizeof a);
+    return directive_fail(err, x,
+                          "the filter matches only a part of the %s and not its %s: leave "
+                          "PASS and microbatches out",
+                          chunk, a);
+  }
+  const uint32_t want = sorted_devs(d->devsets, info->holders);
+  const uint32_t got = sorted_devs(d->devsets, devs);
+  if (want == 0 || got == 0) return err_nomem(err, "device sets");
+  if (want != got) {
+    devices_text(d, info->holders, a, sizeof a);
+    devices_text(d, devs, b, sizeof b);
+    return directive_fail(err, x, "the %s is placed on %s, but replicated over %s", chunk, a, b);
+  }
+  if (info->replicate != 0) {
+    const Directive *y = &w->s->at[info->replicate - 1];
+    if (strcmp(stream_of(x), stream_of(y)) != 0)
+      return directive_fail(err, x, "the %s is reduced on \"%s\" here and on \"%s\" at %s", chunk,
+                            stream_of(x), stream_of(y), y->line);
+    if (x->bucket_bytes != y->bucket_bytes)
+      return directive_fail(err, x, "the %s has buckets of %lld bytes here and of %lld at %s",
+                            chunk, (long long)x->bucket_bytes, (long long)y->bucket_bytes, y->line);
+    return PIPER_OK;
+  }
+  info->replicate = i + 1;
+  return PIPER_OK;
+}
+
+static PiperStatus replicate_one(Replicator *w, const FilterIndex *index, uint32_t i, U32Vec *nodes,
+                                 PiperErr *err) {
+  Dag *d = w->d;
+  const Directive *x = &w->s->at[i];
+  uint32_t devs;
+  TRY(directive_devices(d, x, &devs, err));
+  if (x->bucket_bytes < 1) return directive_fail(err, x, "bucket_size has to be more than nothing");
+  TRY(directive_nodes(index, x, nodes, err));
+  for (size_t k = 0; k < nodes->n; k++) {
+    ChunkInfo *info = &w->info[d->chunk[nodes->at[k]]];
+    if (info->stamp != i + 1) info->matched = 0;
+    info->stamp = i + 1;
+    info->matched++;
+  }
+  for (uint32_t c = 1; c <= graph_n_chunks(d->graph); c++)
+    if (w->info[c].stamp == i + 1) TRY(replicate_chunk(w, i, c, devs, nodes, err));
+  return PIPER_OK;
+}
+
+static bool has_trained(const Graph *g, uint32_t c, ParamId *first) {
+  const Chunk *chunk = graph_chunk(g, (ChunkId){c});
+  for (uint32_t k = 0; k < chunk->n_params; k++) {
+    *first = (ParamId){g->chunk_params.at[chunk->param_first + k]};
+    if (param_is_trained(graph_param(g, *first))) return true;
+  }
+  return false;
+}
+
+/* The place directive that matches a node. */
+static PiperStatus place_of(const Replicator *w, const FilterIndex *index, uint32_t node,
+                            const Directive **out, PiperErr *err) {
+  U32Vec nodes = {0};
+  *out = NULL;
+  PiperStatus st = PIPER_OK;
+  for (uint32_t i = 0; st == PIPER_OK && *out == NULL && i < w->s->n; i++) {
+    if (w->s->at[i].kind != DIRECTIVE_PLACE) continue;
+    st = directive_nodes(index, &w->s->at[i], &nodes, err);
+    for (size_t k = 0; k < nodes.n; k++)
+      if (nodes.at[k] == node) *out = &w->s->at[i];
+  }
+  vec_free(&nodes);
+  return st;
+}
+
+/* A chunk on several devices keeps its trained parameters the same on all, or it has none. */
+static PiperStatus check_wide_chunks(Replicator *w, const FilterIndex *index, PiperErr *err) {
+  Dag *d = w->d;
+  for (uint32_t c = 1; c <= graph_n_chunks(d->graph); c++) {
+    const ChunkInfo *info = &w->info[c];
+    ParamId p;
+    if (info->wide == 0 || info->replicate != 0 || !has_trained(d->graph, c, &p)) continue;
+    const Directive *place;
+    char chunk[TEXT], devs[TEXT];
+    TRY(place_of(w, index, info->wide, &place, err));
+    chunk_text(d, (ChunkId){c}, chunk, sizeof chunk);
+    devices_text(d, info->holders, devs, sizeof devs);
+    if (place == NULL) return err_set(err, PIPER_EBUG, "replicate: %s has no place", chunk);
+    return directive_fail(err, place,
+                          "the %s trains \"%s\" on %s, but nothing keeps it the same "
+                          "there: add a replicate directive that matches this chunk, with these "
+                          "devices",
+                          chunk, graph_name(d->graph, graph_param(d->graph, p)->name), devs);
+  }
+  return PIPER_OK;
+}
+
+static PiperStatus run_directives(Replicator *w, PiperErr *err) {
+  FilterIndex *index;
+  U32Vec nodes = {0};
+  TRY(filter_index_new(w->d, &index, err));
+  PiperStatus st = PIPER_OK;
+  for (uint32_t i = 0; st == PIPER_OK && i < w->s->n; i++)
+    if (w->s->at[i].kind == DIRECTIVE_REPLICATE) st = replicate_one(w, index, i, &nodes, err);
+  if (st == PIPER_OK) st = check_wide_chunks(w, index, err);
+  filter_index_free(index);
+  vec_free(&nodes);
+  return st;
+}
+
+/* ---- buckets --------------------------------------------------------------------------------- */
+
+static PiperStatus make_buckets(Replicator *w, PiperErr *err) {
+  const uint32_t n_chunks = graph_n_chunks(w->d->graph);
+  int64_t *limit = calloc((size_t)n_chunks + 1, sizeof *limit);
+  if (limit == NULL) return err_nomem(err, "replicate");
+  for (uint32_t c = 1; c <= n_chunks; c++)
+    if (w->info[c].replicate != 0) limit[c] = w->s->at[w->info[c].replicate - 1].bucket_bytes;
+  const PiperStatus st = bucket_params(w->d, limit, w->opt->float_bytes, err);
+  free(limit);
+  return st;
+}
+
+static int by_bucket(const void *a, const void *b) {
+  const Use *x = a, *y = b;
+  if (x->bucket != y->bucket) return x->bucket < y->bucket ? -1 : 1;
+  return (x->chunk > y->chunk) - (x->chunk < y->chunk);
+}
+
+/* One use joins the bucket's holders, and brings what its chunk's directive says. */
+static PiperStatus join_bucket(Replicator *w, uint32_t b, uint32_t c, bool first, PiperErr *err) {
+  Dag *d = w->d;
+  Bucket *bucket = &d->buckets.at[b];
+  const ChunkInfo *info = &w->info[c];
+  bucket->holders = devsets_union(d->devsets, bucket->holders, info->holders);
+  if (bucket->holders == 0) return err_nomem(err, "device sets");
+  bucket->replicated = (first || bucket->replicated) && info->replicate != 0;
+  if (info->replicate == 0 || bucket->reduce_stream != 0) return PIPER_OK;
+  const Directive *x = &w->s->at[info->replicate - 1];
+  bucket->reduce_stream = intern_id(d->names, stream_of(x));
+  bucket->line = directive_line(d, x);
+  if (bucket->reduce_stream == 0 || bucket->line == 0) return err_nomem(err, "replicate");
+  return PIPER_OK;
+}
+
+/* Which chunks use each bucket, and whether they contribute to its gradients. */
+static PiperStatus collect_uses(Replicator *w, PiperErr *err) {
+  Dag *d = w->d;
+  const Graph *g = d->graph;
+  uint32_t *flows = calloc(g->values.n, sizeof *flows);
+  uint32_t *last = calloc(d->buckets.n, sizeof *last); /* 1 + index of the bucket's last use */
+  PiperStatus st = flows == NULL || last == NULL ? err_nomem(err, "replicate") : PIPER_OK;
+  for (uint32_t c = 1; st == PIPER_OK && c <= graph_n_chunks(g); c++) {
+    const Chunk *chunk = graph_chunk(g, (ChunkId){c});
+    chunk_mark_grad_flows(g, (ChunkId){c}, flows);
+    for (uint32_t k = 0; st == PIPER_OK && k < chunk->n_params; k++) {
+      const ParamId p = {g->chunk_params.at[chunk->param_first + k]};
+      const uint32_t b = d->home[p.i].bucket.i;
+      if (last[b] == 0 || w->uses.at[last[b] - 1].chunk != c) {
+        st = join_bucket(w, b, c, last[b] == 0, err);
+        if (!vec_push(&w->uses, ((Use){.bucket = b, .chunk = c}))) st = err_nomem(err, "replicate");
+        last[b] = (uint32_t)w->uses.n;
+      }
+      if (st == PIPER_OK && d->buckets.at[b].trained && flows[graph_param(g, p)->value.i] == c)
+        w->uses.at[last[b] - 1].contributes = true;
+    }
+  }
+  free(flows);
+  free(last);
+  if (w->uses.n > 0) qsort(w->uses.at, w->uses.n, sizeof *w->uses.at, by_bucket);
+  for (uint32_t b = 1; st == PIPER_OK && b < d->buckets.n; b++) {
+    Bucket *bucket = &d->buckets.at[b];
+    const ParamId p = {d->bucket_params.at[bucket->param_first]};
+    if (bucket->line == 0)
+      bucket->line = intern_id(d->names, graph_name(g, graph_param(g, p)->line));
+    if (bucket->reduce_stream == 0) bucket->reduce_stream = w->dp_stream;
+    if (bucket->line == 0) st = err_nomem(err, "replicate");
+  }
+  return st;
+}
+
+/* ---- nodes ----------------------------------------------------------------------------------- */
+
+static NodeId add_bucket_node(Replicator *w, NodeKind kind, BucketId b, uint32_t devs) {
+  Dag *d = w->d;
+  const NodeId n = dag_add_node(d, kind, d->buckets.at[b.i].line);
+  d->bucket[n.i] = b.i;
+  d->devs[n.i] = devs;
+  d->stream[n.i] = kind == NODE_ALL_REDUCE ? d->buckets.at[b.i].reduce_stream : w->default_stream;
+  return n;
+}
+
+static bool add_edge(Dag *d, NodeId src, NodeId dst, TensorId t) {
+  return dag_add_edge(d, src, dst, t).i != 0;
+}
+
+/* A pass that computes gradients of weights. */
+static bool is_backward(const Dag *d, uint32_t n) {
+  return d->pass[n] == PASS_B || d->pass[n] == PASS_BW;
+}
+
+/* Edges from the users of a bucket. reduce.i is 0 when there is one holder. */
+static bool feed_bucket(Replicator *w, const Use *u, NodeId reduce, NodeId norm, NodeId update,
+                        TensorId grads) {
+  Dag *d = w->d;
+  for (uint32_t i = w->nodes_first[u->chunk]; i < w->nodes_first[u->chunk + 1]; i++) {
+    const NodeId n = {w->chunk_nodes[i]};
+    bool added = true;
+    if (u->contributes && is_backward(d, n.i)) {
+      added = reduce.i != 0 ? add_edge(d, n, reduce, grads)
+                            : add_edge(d, n, norm, grads) && add_edge(d, n, update, grads);
+    } else if (!u->contributes && d->pass[n.i] == PASS_F) {
+      added = dag_add_temporal(d, n, update, d->line[update.i]).i != 0;
+    }
+    if (!added) return false;
+  }
+  return true;
+}
+
+/* The nodes of a trained bucket; its uses are uses.at[*use ..]. */
+static bool add_bucket(Replicator *w, BucketId b, size_t *use, NodeId metrics, TensorId sums) {
+  Dag *d = w->d;
+  const uint32_t holders = d->buckets.at[b.i].holders;
+  const uint32_t n_holders = devsets_size(d->devsets, holders);
+  const int32_t first = devsets_ranks(d->devsets, holders)[0];
+  const uint32_t norm_devs = n_holders == 1 ? holders : devsets_id(d->devsets, &first, 1);
+  const TensorId grads = dag_tensor(d, (Tensor){.kind = TENSOR_BUCKET, .bucket = b});
+  NodeId reduce = {0};
+  if (norm_devs == 0 || grads.i == 0) return false;
+  if (n_holders > 1) {
+    reduce = add_bucket_node(w, NODE_ALL_REDUCE, b, holders);
+    if (reduce.i == 0) return false;
+    d->tensor[reduce.i] = grads.i;
+  }
+  const NodeId norm = add_bucket_node(w, NODE_NORM, b, norm_devs);
+  const NodeId update = add_bucket_node(w, NODE_UPDATE, b, holders);
+  if (norm.i == 0 || update.i == 0) return false;
+  for (; *use < w->uses.n && w->uses.at[*use].bucket == b.i; ++*use)
+    if (!feed_bucket(w, &w->uses.at[*use], reduce, norm, update, grads)) return false;
+  if (reduce.i != 0 && (!add_edge(d, reduce, norm, grads) || !add_edge(d, reduce, update, grads)))
+    return false;
+  return add_edge(d, norm, metrics, sums) && (!w->opt->clip || add_edge(d, metrics, update, sums));
+}
+
+static bool add_nodes(Replicator *w) {
+  Dag *d = w->d;
+  const Graph *g = d->graph;
+  const TensorId sums = dag_tensor(d, (Tensor){.kind = TENSOR_METRICS});
+  const uint32_t line =
+      g->losses.n > 1 ? intern_id(d->names, graph_name(g, g->losses.at[1].line)) : 0;
+  const NodeId metrics = dag_add_node(d, NODE_ALL_REDUCE, line);
+  if (sums.i == 0 || metrics.i == 0 || (line == 0 && g->losses.n > 1)) return false;
+  d->tensor[metrics.i] = sums.i;
+  d->devs[metrics.i] = w->all_devs;
+  d->stream[metrics.i] = w->dp_stream;
+  for (uint32_t c = 1; c <= graph_n_chunks(g); c++) {
+    if (!graph_chunk(g, (ChunkId){c})->has_loss) continue;
+    for (uint32_t i = w->nodes_first[c]; i < w->nodes_first[c + 1]; i++) {
+      const NodeId n = {w->chunk_nodes[i]};
+      if (d->pass[n.i] == PASS_F && !add_edge(d, n, metrics, sums)) return false;
+    }
+  }
+  size_t use = 0;
+  for (uint32_t b = 1; b < d->buckets.n; b++) {
+    while (use < w->uses.n && w->uses.at[use].bucket < b) use++;
+    if (d->buckets.at[b].trained && !add_bucket(w, (BucketId){b}, &use, metrics, sums))
+      return false;
+  }
+  return true;
+}
+
+PiperStatus pass_replicate(Dag *d, const Strategy *s, const PassOptions *opt, PiperErr *err) {
+  Replicator w = {.d = d, .s = s, .opt = opt};
+  w.default_stream = intern_id(d->names, "default_stream");
+  w.dp_stream = intern_id(d->names, "dp_stream");
+  PiperStatus st =
+      w.default_stream == 0 || w.dp_stream == 0 ? err_nomem(err, "replicate") : PIPER_OK;
+  if (st == PIPER_OK) st = collect_chunks(&w, err);
+  if (st == PIPER_OK) st = collect_ranks(&w, err);
+  if (st == PIPER_OK) st = run_directives(&w, err);
+  if (st == PIPER_OK) st = make_buckets(&w, err);
+  if (st == PIPER_OK) st = collect_uses(&w, err);
+  if (st == PIPER_OK && !add_nodes(&w)) st = err_nomem(err, "replicate");
+  free(w.info);
+  free(w.nodes_first);
+  free(w.chunk_nodes);
+  vec_free(&w.uses);
+  return st;
+}

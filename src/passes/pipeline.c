@@ -1,0 +1,80 @@
+/* The table of passes, and the loop that runs it. */
+#include "passes/pipeline.h"
+
+#include "ir/dag_text.h"
+#include "ir/dag_verify.h"
+#include "passes/pass.h"
+
+#include <assert.h>
+#include <string.h>
+
+/* What holds of a DAG between passes: the stages that dag_verify knows, and what ends with a
+ * pass. */
+enum {
+  BUILT = DAG_BUILT,
+  PLACED = DAG_PLACED,
+  BUCKETED = DAG_BUCKETED,
+  ORDERED = DAG_ORDERED,
+  STAGES = BUILT | PLACED | BUCKETED | ORDERED,
+  ONLY_COMPUTE = 1 << 8, /* no transfer, reduction or update yet */
+  FUSED = 1 << 9,        /* every backward is one B */
+};
+
+static const struct Row {
+  const char *name;
+  PassRun *run;
+  unsigned needs, breaks, gives;
+} PASSES[] = {
+    /* clang-format off */
+    {"build",          pass_build,          0,                            0,            BUILT | ONLY_COMPUTE | FUSED},
+    {"split",          pass_split,          BUILT | ONLY_COMPUTE | FUSED, 0,            0},
+    {"split_backward", pass_split_backward, BUILT | ONLY_COMPUTE | FUSED, FUSED,        0},
+    {"place",          pass_place,          BUILT | ONLY_COMPUTE,         ONLY_COMPUTE, PLACED},
+    {"replicate",      pass_replicate,      PLACED,                       ONLY_COMPUTE, BUCKETED},
+    {"order",          pass_order,          PLACED,                       0,            ORDERED},
+    /* clang-format on */
+};
+enum { N_PASSES = sizeof PASSES / sizeof PASSES[0] };
+
+static PiperStatus check_dump_name(const char *name, PiperErr *err) {
+  char known[128] = "";
+  if (name == NULL) return PIPER_OK;
+  for (int i = 0; i < N_PASSES; i++) {
+    if (strcmp(PASSES[i].name, name) == 0) return PIPER_OK;
+    if (i > 0) strcat(known, ", ");
+    strcat(known, PASSES[i].name);
+  }
+  return err_set(err, PIPER_EUSER, "there is no pass \"%s\" to dump after; the passes are %s", name,
+                 known);
+}
+
+PiperStatus passes_run(const Graph *g, int64_t batch, const Strategy *s, const PassOptions *opt,
+                       Dag **out, PiperErr *err) {
+  assert(g->cut);
+  if (batch < 1)
+    return err_set(err, PIPER_EUSER, "batch is %lld; it has to be at least 1", (long long)batch);
+  TRY(check_dump_name(opt->dump_after, err));
+  Dag *d = dag_new(g, batch);
+  if (d == NULL) return err_nomem(err, "the training DAG");
+  unsigned facts = 0;
+  PiperStatus st = PIPER_OK;
+  for (int i = 0; st == PIPER_OK && i < N_PASSES; i++) {
+    const struct Row *row = &PASSES[i];
+    assert((facts & row->needs) == row->needs);
+    st = row->run(d, s, opt, err);
+    facts = (facts & ~row->breaks) | row->gives;
+    if (st == PIPER_OK && opt->verify) {
+      PiperErr found = {0};
+      st = dag_verify(d, facts & STAGES, &found);
+      if (st != PIPER_OK) err_set(err, st, "after pass %s: %s", row->name, found.text);
+    }
+    if (st == PIPER_OK && opt->dump_after != NULL && strcmp(opt->dump_after, row->name) == 0)
+      st = dag_print(d, opt->dump, err);
+  }
+  if (st != PIPER_OK) {
+    dag_free(d);
+    return st;
+  }
+  *out = d;
+  return PIPER_OK;
+}

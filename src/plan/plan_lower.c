@@ -1,0 +1,917 @@
+/* plan_lower - the DAG in its global order becomes each rank's list.
+ *
+ * Every node gives instructions to the ranks of its device set, in the global order; one pass over
+ * the order deals the nodes out, then each rank is lowered alone:
+ *
+ *   1. instructions, with the bytes that each touches named by (tensor, samples);
+ *   2. buffers: all intervals of samples of one tensor on the rank, joined where they overlap. So a
+ *      slice is a part of the buffer it is cut from, pieces that are put together are written in
+ *      place, whoever writes them, and nothing is ever copied on a rank. A tensor without a batch
+ *      axis has a buffer for each interval of samples that it was computed from;
+ *   3. waits, for accesses of common bytes from two streams of which one writes.
+ *
+ * Pieces of a TRANSFER are sent and received in one order of (source, destination) on all ranks.
+ * With that, ranks whose streams are one queue cannot wait for each other in a circle, also where a
+ * rank both sends and receives.
+ *
+ * Time: O(instructions + accesses), times the streams of a rank for the vector clocks. */
+#include "plan/plan_lower.h"
+
+#include "plan/clock.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NONE UINT32_MAX
+
+/* A node's work for one rank: the rank's positions in the node's device sets, or NONE. */
+typedef struct Item {
+  uint32_t node, pos, src_pos;
+} Item;
+
+/* A binding of a program with what does not depend on the instruction. */
+typedef struct Bound {
+  uint8_t role; /* BufferRole */
+  bool write;
+  uint32_t id, slot; /* as in Buffer */
+  uint64_t bytes;
+  uint64_t per_sample; /* bytes; 0: not batched */
+} Bound;
+
+/* One tensor on one interval of samples, on the rank at hand. */
+typedef struct Entry {
+  uint8_t role;
+  bool received;
+  uint32_t id, slot;
+  int64_t lo, hi;
+  uint64_t bytes, per_sample;
+  uint32_t next;   /* of the same tensor; NONE */
+  uint32_t joined; /* first entry of its buffer */
+  uint32_t buffer;
+} Entry;
+
+/* An earlier access of a buffer that a later one may still have to wait for. */
+typedef struct Past {
+  uint32_t instr, next;
+  bool write;
+  uint64_t lo, hi;
+} Past;
+
+/* What a stream name carries, anywhere in the DAG. */
+enum { CARRIES_TRANSFERS = 1, CARRIES_COLLECTIVES = 2, CARRIES_COMPUTE = 4 };
+
+typedef struct StreamKey {
+  uint32_t name;
+  char direction; /* 'F', 'B': a channel from rank a to rank b; 0: one queue */
+  int32_t from, to;
+} StreamKey;
+
+typedef VEC(Item) ItemVec;
+
+typedef struct Lower {
+  Plan *plan;
+  Dag *dag;
+  PiperErr *err;
+  size_t float_bytes;
+  ItemVec *items;         /* by index of the rank */
+  uint32_t *rank_index;   /* by rank */
+  uint32_t *node_program; /* by node; 0: nothing to run */
+  uint8_t *carries;       /* by interned stream name */
+  uint32_t compute_name, n_tensors;
+  VEC(Bound) bounds;
+  U32Vec program_bounds;     /* by program: 1 + its first bound; 0: not looked up yet */
+  U32Vec later_first, later; /* temporal edges with a communicating end: by node, their sources */
+
+  /* Of the rank at hand, emptied for each. */
+  RankPlan *rank;
+  VEC(Entry) entries;
+  uint32_t *slots, n_slots; /* hash table of entries: 1 + index */
+  VEC(uint32_t) heads;      /* by tensor, then by input: 1 + its last entry; 0: none */
+  U32Vec touched;           /* indices into heads */
+  VEC(Past) past;
+  U32Vec past_head; /* by buffer */
+  VEC(StreamKey) keys;
+  uint8_t *grads_written; /* by bucket */
+  uint32_t *first_instr;  /* by node; only where 'later' is not empty */
+  U32Vec order;           /* scratch */
+} Lower;
+
+static PiperStatus nomem(Lower *w) { return err_nomem(w->err, "the plan"); }
+
+/* ---- programs and what they bind ------------------------------------------------------------- */
+
+static uint64_t bucket_bytes(const Lower *w, uint32_t bucket) {
+  return (uint64_t)w->dag->buckets.at[bucket].elements * w->float_bytes;
+}
+
+static uint64_t value_bytes_per_sample(const Lower *w, ValueId v) {
+  const Value *value = graph_value(w->plan->graph, v);
+  if (!value->shape.batched) return 0;
+  return (uint64_t)shape_elements_per_sample(&value->shape) *
+         dtype_bytes(dtype_concrete(value->dtype, w->plan->options.dtype));
+}
+
+/* A value or gradient without a batch axis. */
+static uint64_t value_bytes(const Lower *w, ValueId v) {
+  const Value *value = graph_value(w->plan->graph, v);
+  return (uint64_t)shape_elements_per_sample(&value->shape) *
+         dtype_bytes(dtype_concrete(value->dtype, w->plan->options.dtype));
+}
+
+static PiperStatus bind(Lower *w, const Binding *b, ChunkId chunk, Bound *out) {
+  *out = (Bound){.write = (b->access & BIND_WRITE) != 0, .bytes = b->bytes, .id = chunk.i};
+  switch ((BindKind)b->kind) {
+  case BIND_WORKSPACE:
+    out->role = BUFFER_WORKSPACE;
+    return PIPER_OK;
+  case BIND_SAVED_I:
+    out->role = BUFFER_SAVED_I;
+    return PIPER_OK;
+  case BIND_SAVED_W:
+    out->role = BUFFER_SAVED_W;
+    return PIPER_OK;
+  case BIND_KEPT:
+    out->role = BUFFER_KEPT;
+    return PIPER_OK;
+  case BIND_METRICS:
+    out->role = BUFFER_METRICS, out->id = 0;
+    return PIPER_OK;
+  case BIND_PARAM:
+    out->role = BUFFER_PARAMS, out->id = b->bucket.i;
+    return PIPER_OK;
+  case BIND_PGRAD:
+    out->role = BUFFER_GRADS, out->id = b->bucket.i;
+    return PIPER_OK;
+  case BIND_STATE:
+    out->role = BUFFER_STATE, out->id = b->bucket.i, out->slot = b->slot;
+    return PIPER_OK;
+  case BIND_INPUT:
+    out->role = BUFFER_INPUT;
+    out->id = graph_value(w->plan->graph, b->value)->input;
+    out->per_sample = value_bytes_per_sample(w, b->value);
+    return PIPER_OK;
+  case BIND_VALUE:
+  case BIND_GRAD: {
+    const bool grad = b->kind == BIND_GRAD;
+    const Tensor t = {.kind = grad ? TENSOR_GRAD : TENSOR_VALUE,
+                      .value = b->value,
+                      .chunk = grad ? b->chunk : (ChunkId){0}};
+    out->role = grad ? BUFFER_GRAD : BUFFER_VALUE;
+    out->id = dag_tensor(w->dag, t).i;
+    out->per_sample = value_bytes_per_sample(w, b->value);
+    return out->id != 0 ? PIPER_OK : nomem(w);
+  }
+  }
+  return err_set(w->err, PIPER_EBUG, "lower: a program has a binding of an unknown kind %d",
+                 b->kind);
+}
+
+static PiperStatus bind_program(Lower *w, uint32_t program, ChunkId chunk) {
+  while (w->program_bounds.n <= program)
+    if (!vec_push(&w->program_bounds, 0)) return nomem(w);
+  if (w->program_bounds.at[program] != 0) return PIPER_OK;
+  const Program *p = programs_at(w->plan->programs, program);
+  w->program_bounds.at[program] = 1 + (uint32_t)w->bounds.n;
+  for (uint32_t i = 0; i < p->n_bindings; i++) {
+    Bound b;
+    TRY(bind(w, &p->bindings[i], chunk, &b));
+    if (!vec_push(&w->bounds, b)) return nomem(w);
+  }
+  return PIPER_OK;
+}
+
+static PiperStatus node_program(Lower *w, uint32_t n) {
+  const Dag *d = w->dag;
+  const ChunkId chunk = {d->chunk[n]};
+  uint32_t id = 0;
+  if (d->kind[n] == NODE_COMPUTE) {
+    const int64_t samples = (d->hi[n] - d->lo[n]) / devsets_size(d->devsets, d->devs[n]);
+    TRY(programs_chunk(w->plan->programs, chunk, (Pass)d->pass[n], samples, &id, w->err));
+  } else if (d->kind[n] == NODE_NORM) {
+    TRY(programs_norm(w->plan->programs, (BucketId){d->bucket[n]}, &id, w->err));
+  } else {
+    TRY(programs_update(w->plan->programs, (BucketId){d->bucket[n]}, &id, w->err));
+  }
+  if (programs_at(w->plan->programs, id)->n_calls == 0) return PIPER_OK;
+  w->node_program[n] = id;
+  return bind_program(w, id, chunk);
+}
+
+/* ---- dealing the nodes out ------------------------------------------------------------------- */
+
+static PiperStatus prepare_ranks(Lower *w) {
+  const DevSets *sets = w->dag->devsets;
+  const uint32_t world = w->plan->world, n = w->plan->n_ranks;
+  if (n == 0 || n != devsets_size(sets, world))
+    return err_set(w->err, PIPER_EBUG, "lower: no node has a device");
+  const int32_t *ranks = devsets_ranks(sets, world);
+  w->plan->ranks = calloc(n, sizeof *w->plan->ranks);
+  w->items = calloc(n, sizeof *w->items);
+  w->rank_index = calloc((size_t)ranks[n - 1] + 1, sizeof *w->rank_index);
+  if (w->plan->ranks == NULL || w->items == NULL || w->rank_index == NULL) return nomem(w);
+  for (uint32_t i = 0; i < n; i++) {
+    w->plan->ranks[i].rank = ranks[i];
+    w->rank_index[ranks[i]] = i;
+  }
+  return PIPER_OK;
+}
+
+static bool deal(Lower *w, uint32_t node, int32_t rank, uint32_t pos, uint32_t src_pos) {
+  ItemVec *items = &w->items[w->rank_index[rank]];
+  Item *last = items->n > 0 ? &items->at[items->n - 1] : NULL;
+  if (last != NULL && last->node == node) { /* both sides of a TRANSFER */
+    if (pos != NONE) last->pos = pos;
+    if (src_pos != NONE) last->src_pos = src_pos;
+    return true;
+  }
+  return vec_push(items, ((Item){node, pos, src_pos}));
+}
+
+static PiperStatus deal_node(Lower *w, uint32_t n) {
+  const Dag *d = w->dag;
+  const uint32_t n_devs = devsets_size(d->devsets, d->devs[n]);
+  uint8_t carries = 0;
+  switch ((NodeKind)d->kind[n]) {
+  case NODE_COMPUTE:
+  case NODE_NORM:
+  case NODE_UPDATE:
+    if (n_devs == 0) return err_set(w->err, PIPER_EBUG, "lower: node %u has no device", n);
+    TRY(node_program(w, n));
+    if (w->node_program[n] == 0) return PIPER_OK;
+    break;
+  case NODE_ALL_REDUCE:
+    if (n_devs < 2) return PIPER_OK;
+    carries = CARRIES_COLLECTIVES;
+    break;
+  case NODE_TRANSFER:
+    carries = CARRIES_TRANSFERS;
+    for (uint32_t j = 0; j < devsets_size(d->devsets, d->src_devs[n]); j++)
+      if (!deal(w, n, devsets_ranks(d->devsets, d->src_devs[n])[j], NONE, j)) return nomem(w);
+    break;
+  case NODE_JOIN:
+  case NODE_NONE:
+  case NODE_KIND_COUNT:
+    return PIPER_OK;
+  }
+  if (carries != 0 && d->stream[n] == 0)
+    return err_set(w->err, PIPER_EBUG, "lower: node %u has no stream", n);
+  w->carries[d->stream[n]] |= carries;
+  /* A bucket's norm counts once: on its first holder. */
+  const uint32_t n_ranks = d->kind[n] == NODE_NORM ? 1 : n_devs;
+  for (uint32_t j = 0; j < n_ranks; j++)
+    if (!deal(w, n, devsets_ranks(d->devsets, d->devs[n])[j], j, NONE)) return nomem(w);
+  return PIPER_OK;
+}
+
+/* Temporal edges between compute nodes hold by the order of their stream. */
+static PiperStatus collect_temporal(Lower *w) {
+  const Dag *d = w->dag;
+  uint32_t n = 0;
+  for (int pass = 0; pass < 2; pass++) {
+    for (size_t e = 1; e < d->edges.n; e++) {
+      const Edge *edge = &d->edges.at[e];
+      if (edge->src == 0 || edge->kind != EDGE_TEMPORAL) continue;
+      if (!NODE_KIND_COMMUNICATES[d->kind[edge->src]] &&
+          !NODE_KIND_COMMUNICATES[d->kind[edge->dst]])
+        continue;
+      if (pass == 0) n++, w->later_first.at[edge->dst + 1]++;
+      else w->later.at[w->later_first.at[edge->dst]++] = edge->src;
+    }
+    if (n == 0) {
+      vec_free(&w->later_first);
+      return PIPER_OK;
+    }
+    if (pass == 1) break;
+    for (uint32_t i = 0; i < d->n; i++) w->later_first.at[i + 1] += w->later_first.at[i];
+    if (!vec_reserve(&w->later, n)) return nomem(w);
+    w->later.n = n;
+  }
+  for (uint32_t i = d->n; i > 0; i--) w->later_first.at[i] = w->later_first.at[i - 1];
+  w->later_first.at[0] = 0;
+  w->first_instr = malloc(d->n * sizeof *w->first_instr);
+  return w->first_instr != NULL ? PIPER_OK : nomem(w);
+}
+
+/* ---- one rank: instructions ------------------------------------------------------------------ */
+
+static uint32_t entry_hash(uint8_t role, uint32_t id, uint32_t slot, int64_t lo, int64_t hi) {
+  uint64_t h = ((uint64_t)id << 8 | role) * UINT64_C(0x9e3779b97f4a7c15);
+  h = (h ^ (uint64_t)lo ^ slot) * UINT64_C(0xff51afd7ed558ccd);
+  h = (h ^ h >> 32 ^ (uint64_t)hi) * UINT64_C(0xc4ceb9fe1a85ec53);
+  return (uint32_t)(h >> 32);
+}
+
+static bool grow_slots(Lower *w) {
+  const uint32_t n = w->n_slots == 0 ? 1024 : w->n_slots * 2;
+  uint32_t *slots = calloc(n, sizeof *slots);
+  if (slots == NULL) return false;
+  free(w->slots);
+  w->slots = slots;
+  w->n_slots = n;
+  for (uint32_t k = 0; k < w->entries.n; k++) {
+    const Entry *e = &w->entries.at[k];
+    if (e->role == BUFFER_WORKSPACE) continue;
+    uint32_t i = entry_hash(e->role, e->id, e->slot, e->lo, e->hi) & (n - 1);
+    while (slots[i] != 0) i = (i + 1) & (n - 1);
+    slots[i] = k + 1;
+  }
+  return true;
+}
+
+static bool add_entry(Lower *w, const Entry *e) {
+  if (w->entries.n >= NONE - 1 || !vec_push(&w->entries, *e)) return false;
+  const uint32_t k = (uint32_t)w->entries.n - 1;
+  Entry *added = &w->entries.at[k];
+  added->next = NONE;
+  added->joined = k;
+  if (e->per_sample == 0) return true;
+  const uint32_t head = e->role == BUFFER_INPUT ? w->n_tensors + e->id : e->id;
+  while (w->heads.n <= head)
+    if (!vec_push(&w->heads, 0)) return false;
+  if (w->heads.at[head] == 0) {
+    if (!vec_push(&w->touched, head)) return false;
+  } else {
+    added->next = w->heads.at[head] - 1;
+  }
+  w->heads.at[head] = k + 1;
+  return true;
+}
+
+/* The entry's index; NONE: out of memory. Samples of a workspace do not matter: each is new. */
+static uint32_t entry(Lower *w, const Entry *want) {
+  if (want->role == BUFFER_WORKSPACE) return add_entry(w, want) ? (uint32_t)w->entries.n - 1 : NONE;
+  if (2 * (w->entries.n + 1) > w->n_slots && !grow_slots(w)) return NONE;
+  uint32_t i = entry_hash(want->role, want->id, want->slot, want->lo, want->hi) & (w->n_slots - 1);
+  for (; w->slots[i] != 0; i = (i + 1) & (w->n_slots - 1)) {
+    Entry *e = &w->entries.at[w->slots[i] - 1];
+    if (e->id != want->id || e->lo != want->lo || e->hi != want->hi || e->role != want->role ||
+        e->slot != want->slot)
+      continue;
+    if (e->bytes < want->bytes) e->bytes = want->bytes;
+    return w->slots[i] - 1;
+  }
+  if (!add_entry(w, want)) return NONE;
+  w->slots[i] = (uint32_t)w->entries.n;
+  return w->slots[i] - 1;
+}
+
+/* Bytes of the access are those of the entry; samples where it is batched, until the buffers are
+ * known. */
+static PiperStatus access(Lower *w, const Entry *e, bool write, uint64_t bytes) {
+  const uint32_t k = entry(w, e);
+  const bool batched = e->per_sample > 0;
+  const Access a = {.buffer = k,
+                    .write = write,
+                    .lo = batched ? (uint64_t)e->lo : 0,
+                    .hi = batched ? (uint64_t)e->hi : bytes};
+  if (k == NONE || !vec_push(&w->rank->accesses, a)) return nomem(w);
+  return PIPER_OK;
+}
+
+static bool whole_step(BufferRole role) {
+  return role == BUFFER_PARAMS || role == BUFFER_GRADS || role == BUFFER_STATE ||
+         role == BUFFER_INPUT || role == BUFFER_STEP || role == BUFFER_METRICS;
+}
+
+static Entry state_entry(const Lower *w, BufferRole role, uint32_t bucket, uint32_t slot) {
+  return (Entry){
+      .role = (uint8_t)role, .id = bucket, .slot = slot, .bytes = bucket_bytes(w, bucket)};
+}
+
+static uint64_t metrics_bytes(const Lower *w) {
+  return w->plan->graph->losses.n * sizeof(double); /* element 0 unused; one more for the norm */
+}
+
+/* What the rank holds whether an instruction touches it or not. */
+static PiperStatus add_state(Lower *w) {
+  const Dag *d = w->dag;
+  const uint32_t n_slots = optimizer_n_slots(&w->plan->options.optimizer);
+  for (int role = BUFFER_PARAMS; role <= BUFFER_STATE; role++)
+    for (uint32_t b = 1; b < d->buckets.n; b++) {
+      const Bucket *bucket = &d->buckets.at[b];
+      if (bucket->holders == 0 || (role != BUFFER_PARAMS && !bucket->trained)) continue;
+      if (devsets_position(d->devsets, bucket->holders, w->rank->rank) < 0) continue;
+      for (uint32_t s = 0; s < (role == BUFFER_STATE ? n_slots : 1); s++) {
+        const Entry e = state_entry(w, (BufferRole)role, b, s);
+        if (entry(w, &e) == NONE) return nomem(w);
+      }
+    }
+  const Entry step = {.role = BUFFER_STEP, .bytes = sizeof(StepBlock)};
+  const Entry metrics = {.role = BUFFER_METRICS, .bytes = metrics_bytes(w)};
+  return entry(w, &step) != NONE && entry(w, &metrics) != NONE ? PIPER_OK : nomem(w);
+}
+
+static PiperStatus stream(Lower *w, uint32_t name, char direction, int32_t from, int32_t to,
+                          uint32_t *out) {
+  if (w->plan->options.single_stream) name = 0;
+  if (w->plan->options.single_stream || (w->carries[name] & ~CARRIES_TRANSFERS) != 0)
+    direction = 0, from = to = 0;
+  for (uint32_t i = 0; i < w->keys.n; i++) {
+    const StreamKey *k = &w->keys.at[i];
+    if (k->name != name || k->direction != direction || k->from != from || k->to != to) continue;
+    *out = i;
+    return PIPER_OK;
+  }
+  const char *base = name != 0 ? intern_text(w->dag->names, name) : "all";
+  const size_t size = strlen(base) + 32;
+  char *text = arena_alloc(w->plan->arena, size, 1);
+  if (text == NULL) return nomem(w);
+  if (direction != 0) snprintf(text, size, "%s/%c/%d>%d", base, direction, from, to);
+  else snprintf(text, size, "%s", base);
+  const bool compute = name == 0 || (w->carries[name] & CARRIES_COMPUTE) != 0;
+  const PlanStream s = {.name = text, .kind = compute ? STREAM_COMPUTE : STREAM_COMM};
+  if (!vec_push(&w->keys, ((StreamKey){name, direction, from, to})) ||
+      !vec_push(&w->rank->streams, s))
+    return nomem(w);
+  *out = (uint32_t)w->keys.n - 1;
+  return PIPER_OK;
+}
+
+/* An instruction that has no accesses yet. */
+static PiperStatus begin(Lower *w, Instr i) {
+  RankPlan *r = w->rank;
+  if (w->first_instr != NULL && (r->instrs.n == 0 || r->instrs.at[r->instrs.n - 1].node != i.node))
+    w->first_instr[i.node] = (uint32_t)r->instrs.n;
+  i.access_first = (uint32_t)r->accesses.n;
+  if (r->instrs.n >= NONE - 1 || r->accesses.n >= NONE - 64 || !vec_push(&r->instrs, i))
+    return nomem(w);
+  return PIPER_OK;
+}
+
+static void end(Lower *w) {
+  Instr *i = &w->rank->instrs.at[w->rank->instrs.n - 1];
+  i->n_accesses = (uint32_t)w->rank->accesses.n - i->access_first;
+}
+
+typedef struct Work {
+  uint32_t node, program;
+  int64_t lo, hi; /* samples */
+} Work;
+
+static PiperStatus run(Lower *w, const Work *x) {
+  RankPlan *r = w->rank;
+  Instr i = {.kind = INSTR_RUN,
+             .node = x->node,
+             .program = x->program,
+             .sample_lo = x->lo,
+             .bind_first = (uint32_t)r->bind_offset.n};
+  TRY(stream(w, w->compute_name, 0, 0, 0, &i.stream));
+  TRY(begin(w, i));
+  const uint32_t first = w->program_bounds.at[x->program] - 1;
+  const uint32_t n = programs_at(w->plan->programs, x->program)->n_bindings;
+  for (uint32_t k = first; k < first + n; k++) {
+    const Bound *b = &w->bounds.at[k];
+    Entry e = {.role = b->role,
+               .id = b->id,
+               .slot = b->slot,
+               .per_sample = b->per_sample,
+               .bytes = b->bytes};
+    if (b->role == BUFFER_STATE || b->role == BUFFER_PARAMS || b->role == BUFFER_GRADS)
+      e.bytes = bucket_bytes(w, b->id);
+    else if (b->role == BUFFER_METRICS) e.bytes = metrics_bytes(w);
+    else if (b->role != BUFFER_INPUT || b->per_sample > 0) e.lo = x->lo, e.hi = x->hi;
+    bool is_first = false;
+    if (b->role == BUFFER_GRADS && b->write) {
+      is_first = !w->grads_written[b->id];
+      w->grads_written[b->id] = 1;
+    }
+    TRY(access(w, &e, b->write, b->bytes));
+    if (!vec_push(&r->bind_offset, 0) || !vec_push(&r->bind_first_write, is_first)) return nomem(w);
+  }
+  end(w);
+  return PIPER_OK;
+}
+
+/* Before gradients are read to which nothing on this rank contributes. */
+static PiperStatus need_grads(Lower *w, uint32_t node, uint32_t bucket) {
+  if (w->grads_written[bucket]) return PIPER_OK;
+  Work x = {.node = node};
+  TRY(programs_zero_grad(w->plan->programs, (BucketId){bucket}, &x.program, w->err));
+  TRY(bind_program(w, x.program, (ChunkId){0}));
+  return run(w, &x);
+}
+
+static PiperStatus lower_run(Lower *w, const Item *x) {
+  const Dag *d = w->dag;
+  const uint32_t n = x->node, parts = devsets_size(d->devsets, d->devs[n]);
+  Work work = {.node = n, .program = w->node_program[n]};
+  if (d->kind[n] == NODE_COMPUTE) {
+    work.lo = part_lo(d->lo[n], d->hi[n], x->pos, parts);
+    work.hi = part_lo(d->lo[n], d->hi[n], x->pos + 1, parts);
+  }
+  const uint32_t first = w->program_bounds.at[work.program] - 1;
+  const uint32_t n_bounds = programs_at(w->plan->programs, work.program)->n_bindings;
+  for (uint32_t k = first; k < first + n_bounds; k++)
+    if (w->bounds.at[k].role == BUFFER_GRADS && !w->bounds.at[k].write)
+      TRY(need_grads(w, n, w->bounds.at[k].id));
+  return run(w, &work);
+}
+
+static PiperStatus lower_all_reduce(Lower *w, const Item *x) {
+  const Dag *d = w->dag;
+  const uint32_t n = x->node;
+  const Tensor *t = &d->tensors.at[d->tensor[n]];
+  const bool metrics = t->kind == TENSOR_METRICS;
+  const uint32_t bucket = t->kind == TENSOR_BUCKET ? t->bucket.i : d->bucket[n];
+  if (!metrics) TRY(need_grads(w, n, bucket));
+  const Entry e = metrics ? (Entry){.role = BUFFER_METRICS, .bytes = metrics_bytes(w)}
+                          : state_entry(w, BUFFER_GRADS, bucket, 0);
+  Instr i = {.kind = INSTR_ALL_REDUCE,
+             .node = n,
+             .group = d->devs[n],
+             .bytes = e.bytes,
+             .dtype = (uint8_t)(metrics ? DT_F64 : w->plan->options.dtype)};
+  TRY(stream(w, d->stream[n], 0, 0, 0, &i.stream));
+  TRY(begin(w, i));
+  TRY(access(w, &e, true, e.bytes));
+  end(w);
+  return PIPER_OK;
+}
+
+/* One piece of a TRANSFER between two ranks. */
+typedef struct Piece {
+  int32_t from, to;
+  int64_t lo, hi; /* samples; those of the rank's own part where the tensor is not batched */
+} Piece;
+
+static PiperStatus lower_piece(Lower *w, uint32_t n, const Piece *x) {
+  const Dag *d = w->dag;
+  const Tensor *t = &d->tensors.at[d->tensor[n]];
+  const bool grad = t->kind == TENSOR_GRAD, send = x->from == w->rank->rank;
+  Entry e = {.role = grad ? BUFFER_GRAD : BUFFER_VALUE,
+             .id = d->tensor[n],
+             .lo = x->lo,
+             .hi = x->hi,
+             .per_sample = value_bytes_per_sample(w, t->value)};
+  if (e.per_sample == 0) e.bytes = value_bytes(w, t->value);
+  Instr i = {.kind = send ? INSTR_SEND : INSTR_RECV,
+             .node = n,
+             .peer = send ? x->to : x->from,
+             .bytes = e.per_sample == 0 ? e.bytes : (uint64_t)(x->hi - x->lo) * e.per_sample};
+  TRY(stream(w, d->stream[n], grad ? 'B' : 'F', x->from, x->to, &i.stream));
+  TRY(begin(w, i));
+  TRY(access(w, &e, !send, e.bytes));
+  if (!send) w->entries.at[w->rank->accesses.at[w->rank->accesses.n - 1].buffer].received = true;
+  end(w);
+  return PIPER_OK;
+}
+
+/* Whole tensors: device j to device j. */
+static PiperStatus lower_whole_transfer(Lower *w, const Item *x) {
+  const Dag *d = w->dag;
+  const uint32_t n = x->node, n_src = devsets_size(d->devsets, d->src_devs[n]),
+                 n_dst = devsets_size(d->devsets, d->devs[n]);
+  if (n_src != n_dst || d->lo[n] != d->src_lo[n] || d->hi[n] != d->src_hi[n]) {
+    char label[160];
+    dag_label(d, (NodeId){n}, label, sizeof label);
+    return err_set(w->err, PIPER_EUSER,
+                   "%s: %s: a value without a batch axis has no parts, so the chunks that compute "
+                   "and read it need as many devices and microbatches as each other",
+                   dag_line(d, d->line[n]), label);
+  }
+  const int32_t *src = devsets_ranks(d->devsets, d->src_devs[n]);
+  const int32_t *dst = devsets_ranks(d->devsets, d->devs[n]);
+  uint32_t js[2] = {x->src_pos, x->pos}; /* in one order of pieces everywhere */
+  if (js[0] > js[1]) js[0] = x->pos, js[1] = x->src_pos;
+  for (int k = 0; k < 2; k++) {
+    const uint32_t j = js[k];
+    if (j == NONE || src[j] == dst[j]) continue;
+    const Piece p = {src[j], dst[j], part_lo(d->lo[n], d->hi[n], j, n_src),
+                     part_lo(d->lo[n], d->hi[n], j + 1, n_src)};
+    TRY(lower_piece(w, n, &p));
+  }
+  return PIPER_OK;
+}
+
+typedef struct Span {
+  int64_t lo, hi;
+} Span;
+
+static Span part(int64_t lo, int64_t hi, uint32_t j, uint32_t n) {
+  return (Span){part_lo(lo, hi, j, n), part_lo(lo, hi, j + 1, n)};
+}
+
+/* Which of the n parts of [lo, hi) meet the span: [*first, *end). */
+static void parts_meeting(int64_t lo, int64_t hi, uint32_t n, Span s, uint32_t *first,
+                          uint32_t *end_) {
+  *first = *end_ = 0;
+  if (n == 0 || s.hi <= lo || s.lo >= hi || s.lo >= s.hi) return;
+  const int64_t width = (hi - lo) / n;
+  *first = s.lo <= lo ? 0 : (uint32_t)((s.lo - lo) / width);
+  *end_ = s.hi >= hi ? n : (uint32_t)((s.hi - lo + width - 1) / width);
+}
+
+static PiperStatus lower_transfer(Lower *w, const Item *x) {
+  const Dag *d = w->dag;
+  const uint32_t n = x->node;
+  const Tensor *t = &d->tensors.at[d->tensor[n]];
+  if (!graph_value(d->graph, t->value)->shape.batched) return lower_whole_transfer(w, x);
+  const uint32_t n_src = devsets_size(d->devsets, d->src_devs[n]),
+                 n_dst = devsets_size(d->devsets, d->devs[n]);
+  const int32_t *src = devsets_ranks(d->devsets, d->src_devs[n]);
+  const int32_t *dst = devsets_ranks(d->devsets, d->devs[n]);
+  uint32_t in = 0, in_end = 0, out = 0, out_end = 0;
+  Span mine_in = {0, 0}, mine_out = {0, 0};
+  if (x->pos != NONE) {
+    mine_in = part(d->lo[n], d->hi[n], x->pos, n_dst);
+    parts_meeting(d->src_lo[n], d->src_hi[n], n_src, mine_in, &in, &in_end);
+  }
+  if (x->src_pos != NONE) {
+    mine_out = part(d->src_lo[n], d->src_hi[n], x->src_pos, n_src);
+    parts_meeting(d->lo[n], d->hi[n], n_dst, mine_out, &out, &out_end);
+  }
+  /* By source, then destination: what earlier sources send, what this one sends, the rest. */
+  for (int sent = 0;; sent = 1) {
+    for (; in < in_end && (sent || in < x->src_pos); in++) {
+      if (src[in] == dst[x->pos]) continue;
+      const Span s = part(d->src_lo[n], d->src_hi[n], in, n_src);
+      const Piece p = {src[in], dst[x->pos], s.lo > mine_in.lo ? s.lo : mine_in.lo,
+                       s.hi < mine_in.hi ? s.hi : mine_in.hi};
+      TRY(lower_piece(w, n, &p));
+    }
+    if (sent) return PIPER_OK;
+    for (; out < out_end; out++) {
+      if (dst[out] == src[x->src_pos]) continue;
+      const Span s = part(d->lo[n], d->hi[n], out, n_dst);
+      const Piece p = {src[x->src_pos], dst[out], s.lo > mine_out.lo ? s.lo : mine_out.lo,
+                       s.hi < mine_out.hi ? s.hi : mine_out.hi};
+      TRY(lower_piece(w, n, &p));
+    }
+  }
+}
+
+static PiperStatus lower_item(Lower *w, const Item *x) {
+  switch ((NodeKind)w->dag->kind[x->node]) {
+  case NODE_TRANSFER:
+    return lower_transfer(w, x);
+  case NODE_ALL_REDUCE:
+    return lower_all_reduce(w, x);
+  case NODE_COMPUTE:
+  case NODE_NORM:
+  case NODE_UPDATE:
+    return lower_run(w, x);
+  case NODE_JOIN:
+  case NODE_NONE:
+  case NODE_KIND_COUNT:
+    break;
+  }
+  return PIPER_OK;
+}
+
+/* ---- one rank: buffers ----------------------------------------------------------------------- */
+
+static bool before(const Entry *a, const Entry *b) {
+  return a->lo != b->lo ? a->lo < b->lo : a->hi < b->hi;
+}
+
+/* Merge sort of entry indices by samples: nearly always they come ordered, up or down. */
+static void sort_entries(const Entry *at, uint32_t *k, uint32_t n, uint32_t *scratch) {
+  bool up = true, down = true;
+  for (uint32_t i = 1; i < n; i++) {
+    if (before(&at[k[i]], &at[k[i - 1]])) up = false;
+    else down = false;
+  }
+  if (up) return;
+  if (down) {
+    for (uint32_t i = 0; i < n / 2; i++) {
+      const uint32_t t = k[i];
+      k[i] = k[n - 1 - i];
+      k[n - 1 - i] = t;
+    }
+    return;
+  }
+  const uint32_t half = n / 2;
+  sort_entries(at, k, half, scratch);
+  sort_entries(at, k + half, n - half, scratch);
+  memcpy(scratch, k, half * sizeof *k);
+  uint32_t a = 0, b = half, to = 0;
+  while (a < half) k[to++] = b < n && before(&at[k[b]], &at[scratch[a]]) ? k[b++] : scratch[a++];
+}
+
+/* Intervals of one tensor that overlap share a buffer. */
+static bool join_entries(Lower *w, uint32_t head) {
+  Entry *at = w->entries.at;
+  const uint32_t first = w->heads.at[head] - 1;
+  if (at[first].next == NONE) return true;
+  w->order.n = 0;
+  for (uint32_t k = first; k != NONE; k = at[k].next)
+    if (!vec_push(&w->order, k)) return false;
+  const uint32_t n = (uint32_t)w->order.n;
+  if (!vec_reserve(&w->order, n)) return false;
+  uint32_t *k = w->order.at;
+  sort_entries(at, k, n, k + n);
+  for (uint32_t i = 0; i < n;) {
+    int64_t hi = at[k[i]].hi;
+    uint32_t j = i, least = k[i];
+    for (; j < n && at[k[j]].lo < hi; j++) {
+      if (at[k[j]].hi > hi) hi = at[k[j]].hi;
+      if (k[j] < least) least = k[j];
+    }
+    for (; i < j; i++) at[k[i]].joined = least;
+  }
+  return true;
+}
+
+static MemCategory category(BufferRole role, bool received) {
+  switch (role) {
+  case BUFFER_PARAMS:
+    return MEM_PARAMS;
+  case BUFFER_GRADS:
+    return MEM_GRADS;
+  case BUFFER_STATE:
+    return MEM_OPTIMIZER;
+  case BUFFER_INPUT:
+  case BUFFER_SAVED_I:
+  case BUFFER_SAVED_W:
+  case BUFFER_KEPT:
+    return MEM_ACTIVATIONS;
+  case BUFFER_VALUE:
+  case BUFFER_GRAD:
+    return received ? MEM_COMM : MEM_ACTIVATIONS;
+  case BUFFER_WORKSPACE:
+  case BUFFER_STEP:
+  case BUFFER_METRICS:
+    break;
+  }
+  return MEM_WORKSPACE;
+}
+
+static PiperStatus make_buffers(Lower *w) {
+  RankPlan *r = w->rank;
+  for (size_t i = 0; i < w->touched.n; i++)
+    if (!join_entries(w, w->touched.at[i])) return nomem(w);
+  if (!vec_reserve(&r->buffers, w->entries.n)) return nomem(w);
+  for (uint32_t k = 0; k < w->entries.n; k++) {
+    Entry *e = &w->entries.at[k];
+    if (e->joined == k) {
+      e->buffer = (uint32_t)r->buffers.n;
+      r->buffers.at[r->buffers.n++] =
+          (Buffer){.role = e->role,
+                   .whole_step = whole_step((BufferRole)e->role),
+                   .id = e->id,
+                   .slot = e->slot,
+                   .lo = e->lo,
+                   .hi = e->hi,
+                   .bytes = e->bytes,
+                   .category = (uint8_t)category((BufferRole)e->role, e->received),
+                   .first = NONE};
+    } else {
+      e->buffer = w->entries.at[e->joined].buffer;
+    }
+    Buffer *b = &r->buffers.at[e->buffer];
+    if (e->lo < b->lo) b->lo = e->lo;
+    if (e->hi > b->hi) b->hi = e->hi;
+    if (e->received) b->category = (uint8_t)category((BufferRole)e->role, true);
+    if (e->per_sample > 0) b->bytes = (uint64_t)(b->hi - b->lo) * e->per_sample;
+  }
+  for (size_t k = 0; k < r->accesses.n; k++) {
+    Access *a = &r->accesses.at[k];
+    const Entry *e = &w->entries.at[a->buffer];
+    a->buffer = e->buffer;
+    if (e->per_sample == 0) continue;
+    const uint64_t lo = (uint64_t)r->buffers.at[e->buffer].lo;
+    a->lo = (a->lo - lo) * e->per_sample;
+    a->hi = (a->hi - lo) * e->per_sample;
+  }
+  return PIPER_OK;
+}
+
+/* ---- one rank: waits ------------------------------------------------------------------------- */
+
+/* Enters access 'a' of instruction i into its buffer's past; whatever it conflicts with goes to
+ * 'deps'. Past accesses whose bytes this one covers, and that it comes after, are dropped: whoever
+ * comes after this one comes after them. So a past stays about as short as the buffer has streams. */
+static bool meet_past(Lower *w, uint32_t i, const Access *a, Deps *deps) {
+  const Instr *instrs = w->rank->instrs.at;
+  const uint32_t mine = instrs[i].stream;
+  uint32_t *link = &w->past_head.at[a->buffer];
+  while (*link != NONE) {
+    Past *p = &w->past.at[*link];
+    const uint32_t other = instrs[p->instr].stream;
+    const bool conflict = p->lo < a->hi && a->lo < p->hi && (a->write || p->write);
+    if (conflict && other != mine) deps_add(deps, other, p->instr);
+    const bool covered =
+        a->lo <= p->lo && p->hi <= a->hi && (a->write || (!p->write && other == mine));
+    if (covered) *link = p->next;
+    else link = &p->next;
+  }
+  const uint32_t head = w->past_head.at[a->buffer];
+  const Past now = {.instr = i, .next = head, .write = a->write, .lo = a->lo, .hi = a->hi};
+  w->past_head.at[a->buffer] = (uint32_t)w->past.n;
+  return vec_push(&w->past, now);
+}
+
+static void add_temporal(const Lower *w, uint32_t i, Deps *deps) {
+  const InstrVec *instrs = &w->rank->instrs;
+  const uint32_t n = instrs->at[i].node;
+  for (uint32_t k = w->later_first.at[n]; k < w->later_first.at[n + 1]; k++) {
+    const uint32_t src = w->later.at[k];
+    uint32_t j = w->first_instr[src]; /* of another rank, or unset, where the node is another */
+    for (; j < i && instrs->at[j].node == src; j++)
+      if (instrs->at[j].stream != instrs->at[i].stream) deps_add(deps, instrs->at[j].stream, j);
+  }
+}
+
+static PiperStatus read_before_written(Lower *w, uint32_t i, const Buffer *b) {
+  char label[256];
+  plan_instr_label(w->plan, w->rank, i, label, sizeof label);
+  return err_set(w->err, PIPER_EBUG,
+                 "lower: %s reads samples [%lld, %lld) of %s that nothing "
+                 "writes before",
+                 label, (long long)b->lo, (long long)b->hi,
+                 b->role == BUFFER_GRAD ? "a gradient" : "a value");
+}
+
+static PiperStatus make_waits(Lower *w) {
+  RankPlan *r = w->rank;
+  Clocks clocks = {0};
+  Deps deps = {0};
+  PiperStatus st = PIPER_OK;
+  if (!clocks_new(&clocks, (uint32_t)r->streams.n, (uint32_t)r->instrs.n) ||
+      !deps_new(&deps, (uint32_t)r->streams.n) || !vec_reserve(&w->past_head, r->buffers.n)) {
+    st = nomem(w);
+    goto out;
+  }
+  w->past.n = 0;
+  for (uint32_t k = 0; k < r->buffers.n; k++) w->past_head.at[k] = NONE;
+  for (uint32_t i = 0; i < r->instrs.n; i++) {
+    Instr *x = &r->instrs.at[i];
+    clock_begin(&clocks, i, x->stream);
+    for (uint32_t k = x->access_first; k < x->access_first + x->n_accesses; k++) {
+      const Access *a = &r->accesses.at[k];
+      Buffer *b = &r->buffers.at[a->buffer];
+      if (b->first == NONE) b->first = i;
+      b->last = i;
+      if (b->first == i && !a->write && !b->whole_step) {
+        st = read_before_written(w, i, b);
+        goto out;
+      }
+      if (!meet_past(w, i, a, &deps)) st = nomem(w);
+    }
+    if (w->first_instr != NULL) add_temporal(w, i, &deps);
+    x->wait_first = (uint32_t)r->waits.n;
+    if (!deps_wait(&deps, &clocks, &r->waits)) st = nomem(w);
+    if (st != PIPER_OK) goto out;
+    x->n_waits = (uint32_t)r->waits.n - x->wait_first;
+    for (uint32_t k = 0; k < x->n_waits; k++)
+      r->instrs.at[r->waits.at[x->wait_first + k]].signals = true;
+    clock_end(&clocks);
+  }
+out:
+  clocks_free(&clocks);
+  deps_free(&deps);
+  return st;
+}
+
+/* ---- all ------------------------------------------------------------------------------------- */
+
+static PiperStatus lower_rank(Lower *w, uint32_t index) {
+  w->rank = &w->plan->ranks[index];
+  w->entries.n = 0;
+  w->keys.n = 0;
+  for (size_t i = 0; i < w->touched.n; i++) w->heads.at[w->touched.at[i]] = 0;
+  w->touched.n = 0;
+  if (w->n_slots > 0) memset(w->slots, 0, w->n_slots * sizeof *w->slots);
+  memset(w->grads_written, 0, w->dag->buckets.n);
+  if (w->first_instr != NULL) memset(w->first_instr, 0xff, w->dag->n * sizeof *w->first_instr);
+  TRY(add_state(w));
+  for (size_t k = 0; k < w->items[index].n; k++) TRY(lower_item(w, &w->items[index].at[k]));
+  TRY(make_buffers(w));
+  return make_waits(w);
+}
+
+static PiperStatus lower_all(Lower *w) {
+  Plan *plan = w->plan;
+  w->compute_name = intern_id(w->dag->names, "default_stream");
+  w->node_program = calloc(w->dag->n, sizeof *w->node_program);
+  w->carries = calloc(intern_count(w->dag->names) + 1, sizeof *w->carries);
+  w->grads_written = calloc(w->dag->buckets.n + 1, sizeof *w->grads_written);
+  if (w->compute_name == 0 || w->node_program == NULL || w->carries == NULL ||
+      w->grads_written == NULL)
+    return nomem(w);
+  w->carries[w->compute_name] = CARRIES_COMPUTE;
+  TRY(prepare_ranks(w));
+  for (uint32_t k = 0; k < plan->n_order; k++) TRY(deal_node(w, plan->order[k]));
+  w->n_tensors = (uint32_t)w->dag->tensors.n; /* the programs have interned theirs */
+  for (uint32_t i = 0; i <= w->dag->n; i++)
+    if (!vec_push(&w->later_first, 0)) return nomem(w);
+  TRY(collect_temporal(w));
+  for (uint32_t i = 0; i < plan->n_ranks; i++) TRY(lower_rank(w, i));
+  return PIPER_OK;
+}
+
+PiperStatus plan_lower(Plan *plan, PiperErr *err) {
+  Lower w = {
+      .plan = plan, .dag = plan->dag, .err = err, .float_bytes = dtype_bytes(plan->options.dtype)};
+  if (plan->arena == NULL && (plan->arena = arena_new()) == NULL) return nomem(&w);
+  const PiperStatus st = lower_all(&w);
+  if (w.items != NULL)
+    for (uint32_t i = 0; i < plan->n_ranks; i++) vec_free(&w.items[i]);
+  free(w.items), free(w.rank_index), free(w.node_program), free(w.carries);
+  free(w.slots), free(w.grads_written), free(w.first_instr);
+  vec_free(&w.bounds), vec_free(&w.program_bounds), vec_free(&w.later_first), vec_free(&w.later);
+  vec_free(&w.entries), vec_free(&w.heads), vec_free(&w.touched), vec_free(&w.past);
+  vec_free(&w.past_head), vec_free(&w.keys), vec_free(&w.order);
+  return st;
+}

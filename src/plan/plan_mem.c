@@ -1,0 +1,495 @@
+/* plan_mem - an offset for every buffer, each rank alone.
+ *
+ * What lives through the whole step comes first. The other buffers are placed in the order of their
+ * first use and freed after their last one, both in the order of the rank's list. How much space is
+ * alive at most is known beforehand; the space between the whole-step buffers and that bound is
+ * there from the start, and the arena grows beyond it only when its free space is in pieces.
+ *
+ * Reusing space is safe when all accesses of the buffers that had these bytes before are complete.
+ * Only the last of them on each stream and the first of the new buffer on each stream matter, and
+ * only the latest owner of each byte: the first access of that owner was after the owner before it.
+ * Where the streams do not order them already, the new buffer's access waits. A wait costs time, so
+ * free space that needs none is preferred, smallest fitting piece first. A rank whose arena gets
+ * much larger than the bound in this way is planned again with the smallest fitting piece in any
+ * case, and the smaller of the two arenas stays.
+ *
+ * Buffers that only one instruction uses, mostly workspaces, are placed at the upper end: between
+ * long-lived ones they would leave holes, there they take each other's place.
+ *
+ * Free space is kept in pieces that are as large as can be, in lists by size class (four for each
+ * power of two), so that placing takes the same time however many buffers are alive. */
+#include "plan/plan_lower.h"
+
+#include "plan/clock.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define NONE UINT32_MAX
+#define ALIGN 64
+#define N_BINS 256
+#define MAX_TRIED 32 /* pieces looked at for one buffer */
+
+/* Bytes [lo, hi) with one history; neighbours by address. A free one belongs to a piece of free
+ * space, which is known at the piece's first and last segment. */
+typedef struct Segment {
+  uint64_t lo, hi;
+  uint32_t owner;      /* buffer that has or had it last; NONE: nobody yet */
+  uint32_t prev, next; /* NONE */
+  uint32_t piece;
+  bool live;
+} Segment;
+
+typedef struct Piece {
+  uint64_t lo, hi;
+  uint32_t first, last; /* segments */
+  uint32_t prev, next;  /* in its bin */
+  uint32_t bin;
+} Piece;
+
+typedef struct Link { /* a list of a buffer: owners before it, or its accesses so far */
+  uint32_t next;
+  uint32_t stream; /* accesses */
+  uint32_t what;   /* buffer, or instruction */
+} Link;
+
+typedef enum Policy { AVOID_WAITS, AVOID_GROWTH } Policy;
+
+typedef struct Mem {
+  RankPlan *rank;
+  Policy policy;
+  VEC(Segment) segments;
+  VEC(Piece) pieces;
+  U32Vec spare_segments, spare_pieces;
+  uint32_t bins[N_BINS];
+  uint64_t filled[N_BINS / 64];
+  uint32_t tail; /* segment at the upper end */
+  VEC(Link) links;
+  uint32_t *before;  /* by buffer: Link list of the owners before it */
+  uint32_t *seen;    /* by buffer: Link list, its last access on each stream so far */
+  uint32_t *segment; /* by buffer, while it is alive; NONE */
+  Clocks clocks;
+  Deps deps;
+  /* The result of one try. */
+  uint64_t *offset; /* by buffer */
+  uint64_t end;
+  U32Vec waits, wait_first; /* by instruction, and the end */
+  uint32_t waits_added;
+} Mem;
+
+static uint64_t aligned(uint64_t n) { return (n + ALIGN - 1) / ALIGN * ALIGN; }
+
+/* ---- free space ------------------------------------------------------------------------------ */
+
+static uint32_t bin_of(uint64_t size) {
+  const uint64_t n = size / ALIGN;
+  if (n < 4) return (uint32_t)n;
+  uint32_t log = 63;
+  while ((n >> log) == 0) log--;
+  return 4 * (log - 1) + (uint32_t)(n >> (log - 2) & 3);
+}
+
+static void bin_add(Mem *m, uint32_t p) {
+  Piece *x = &m->pieces.at[p];
+  x->bin = bin_of(x->hi - x->lo);
+  x->prev = NONE;
+  x->next = m->bins[x->bin];
+  if (x->next != NONE) m->pieces.at[x->next].prev = p;
+  m->bins[x->bin] = p;
+  m->filled[x->bin / 64] |= UINT64_C(1) << (x->bin % 64);
+}
+
+static void bin_remove(Mem *m, uint32_t p) {
+  const Piece *x = &m->pieces.at[p];
+  if (x->next != NONE) m->pieces.at[x->next].prev = x->prev;
+  if (x->prev != NONE) m->pieces.at[x->prev].next = x->next;
+  else m->bins[x->bin] = x->next;
+  if (m->bins[x->bin] == NONE) m->filled[x->bin / 64] &= ~(UINT64_C(1) << (x->bin % 64));
+}
+
+/* The first bin from 'bin' on that has a piece; N_BINS: none. */
+static uint32_t bin_filled(const Mem *m, uint32_t bin) {
+  for (; bin < N_BINS; bin = (bin / 64 + 1) * 64) {
+    uint64_t word = m->filled[bin / 64] >> (bin % 64);
+    if (word == 0) continue;
+    while ((word & 1) == 0) word >>= 1, bin++;
+    return bin;
+  }
+  return N_BINS;
+}
+
+/* NONE: out of memory. Room in the spare lists is made here, so that giving back cannot fail. */
+static uint32_t new_segment(Mem *m) {
+  if (m->spare_segments.n > 0) return m->spare_segments.at[--m->spare_segments.n];
+  if (!vec_push(&m->segments, (Segment){0}) ||
+      !vec_reserve(&m->spare_segments, m->segments.n - m->spare_segments.n))
+    return NONE;
+  return (uint32_t)m->segments.n - 1;
+}
+
+static uint32_t new_piece(Mem *m) {
+  if (m->spare_pieces.n > 0) return m->spare_pieces.at[--m->spare_pieces.n];
+  if (!vec_push(&m->pieces, (Piece){0}) ||
+      !vec_reserve(&m->spare_pieces, m->pieces.n - m->spare_pieces.n))
+    return NONE;
+  return (uint32_t)m->pieces.n - 1;
+}
+
+static void spare_segment(Mem *m, uint32_t s) {
+  const Segment *x = &m->segments.at[s];
+  if (x->prev != NONE) m->segments.at[x->prev].next = x->next;
+  if (x->next != NONE) m->segments.at[x->next].prev = x->prev;
+  else m->tail = x->prev;
+  m->spare_segments.at[m->spare_segments.n++] = s;
+}
+
+static void spare_piece(Mem *m, uint32_t p) { m->spare_pieces.at[m->spare_pieces.n++] = p; }
+
+/* A new segment between two neighbours. */
+static uint32_t insert_segment(Mem *m, Segment x) {
+  const uint32_t s = new_segment(m);
+  if (s == NONE) return NONE;
+  m->segments.at[s] = x;
+  if (x.prev != NONE) m->segments.at[x.prev].next = s;
+  if (x.next != NONE) m->segments.at[x.next].prev = s;
+  else m->tail = s;
+  return s;
+}
+
+/* Free space of 'size' more bytes at the upper end. */
+static bool grow(Mem *m, uint64_t base, uint64_t size) {
+  const uint64_t lo = m->tail != NONE ? m->segments.at[m->tail].hi : base;
+  uint32_t p = NONE;
+  if (m->tail != NONE && !m->segments.at[m->tail].live) {
+    p = m->segments.at[m->tail].piece;
+    bin_remove(m, p);
+  }
+  const uint32_t s = insert_segment(
+      m, (Segment){.lo = lo, .hi = lo + size, .owner = NONE, .prev = m->tail, .next = NONE});
+  if (s == NONE) return false;
+  if (p == NONE) {
+    p = new_piece(m);
+    if (p == NONE) return false;
+    m->pieces.at[p] = (Piece){.lo = lo, .first = s};
+  }
+  Piece *x = &m->pieces.at[p];
+  x->hi = lo + size;
+  x->last = s;
+  m->segments.at[s].piece = p;
+  bin_add(m, p);
+  return true;
+}
+
+static void release(Mem *m, uint32_t buffer) {
+  const uint32_t s = m->segment[buffer];
+  Segment *x = &m->segments.at[s];
+  m->segment[buffer] = NONE;
+  x->live = false;
+  uint32_t p = NONE;
+  if (x->prev != NONE && !m->segments.at[x->prev].live) {
+    p = m->segments.at[x->prev].piece;
+    bin_remove(m, p);
+    m->pieces.at[p].hi = x->hi;
+    m->pieces.at[p].last = s;
+  }
+  if (x->next != NONE && !m->segments.at[x->next].live) {
+    const uint32_t q = m->segments.at[x->next].piece;
+    bin_remove(m, q);
+    if (p == NONE) {
+      p = q;
+      m->pieces.at[p].lo = x->lo;
+      m->pieces.at[p].first = s;
+    } else {
+      m->pieces.at[p].hi = m->pieces.at[q].hi;
+      m->pieces.at[p].last = m->pieces.at[q].last;
+      spare_piece(m, q);
+    }
+  }
+  if (p == NONE) {
+    p = new_piece(m); /* cannot fail: place() has made sure that one is spare */
+    m->pieces.at[p] = (Piece){.lo = x->lo, .hi = x->hi, .first = s, .last = s};
+  }
+  m->segments.at[m->pieces.at[p].first].piece = p;
+  m->segments.at[m->pieces.at[p].last].piece = p;
+  bin_add(m, p);
+}
+
+/* ---- placing a buffer ------------------------------------------------------------------------ */
+
+static bool add_link(Mem *m, uint32_t *list, uint32_t stream, uint32_t what) {
+  if (!vec_push(&m->links, ((Link){*list, stream, what}))) return false;
+  *list = (uint32_t)m->links.n - 1;
+  return true;
+}
+
+static bool known_complete(const Mem *m, uint32_t buffer) {
+  for (uint32_t k = m->seen[buffer]; k != NONE; k = m->links.at[k].next)
+    if (!clock_knows(&m->clocks, m->links.at[k].what)) return false;
+  return true;
+}
+
+static bool needs_wait(const Mem *m, const Piece *p, uint64_t size) {
+  for (uint32_t s = p->first; s != NONE && m->segments.at[s].lo < p->lo + size;
+       s = m->segments.at[s].next)
+    if (m->segments.at[s].owner != NONE && !known_complete(m, m->segments.at[s].owner)) return true;
+  return false;
+}
+
+/* The piece to take 'size' bytes from; NONE: no piece is large enough. */
+static uint32_t choose(const Mem *m, uint64_t size) {
+  uint32_t best = NONE, tried = 0;
+  uint64_t best_left = 0;
+  bool best_waits = false;
+  for (uint32_t bin = bin_filled(m, bin_of(size)); bin < N_BINS; bin = bin_filled(m, bin + 1)) {
+    uint32_t seen = 0; /* in the first bin pieces may be too small */
+    for (uint32_t p = m->bins[bin]; p != NONE && seen++ < MAX_TRIED; p = m->pieces.at[p].next) {
+      const Piece *x = &m->pieces.at[p];
+      if (x->hi - x->lo < size) continue;
+      if (tried++ >= MAX_TRIED) return best;
+      const uint64_t left = x->hi - x->lo - size;
+      if (best != NONE && !best_waits && left >= best_left) continue;
+      const bool waits = m->policy == AVOID_WAITS && needs_wait(m, x, size);
+      if (best != NONE && (waits != best_waits ? waits : left >= best_left)) continue;
+      best = p;
+      best_left = left;
+      best_waits = waits;
+      if (!waits && left == 0) return best;
+    }
+  }
+  return best;
+}
+
+/* Cuts the lower or upper 'size' bytes off a piece for the buffer; who owned them goes to its
+ * 'before'. */
+static bool take(Mem *m, uint32_t p, uint64_t size, bool upper, uint32_t buffer) {
+  bin_remove(m, p);
+  const uint64_t lo = upper ? m->pieces.at[p].hi - size : m->pieces.at[p].lo, hi = lo + size;
+  uint32_t s = upper ? m->pieces.at[p].last : m->pieces.at[p].first;
+  uint32_t outer = upper ? m->segments.at[s].next : m->segments.at[s].prev, inner = NONE;
+  for (uint64_t left = size; left > 0;) {
+    Segment *x = &m->segments.at[s];
+    const uint64_t n = x->hi - x->lo;
+    if (x->owner != NONE && !add_link(m, &m->before[buffer], 0, x->owner)) return false;
+    if (n > left) { /* the rest stays */
+      if (upper) x->hi -= left;
+      else x->lo += left;
+      inner = s;
+      break;
+    }
+    left -= n;
+    inner = upper ? x->prev : x->next;
+    spare_segment(m, s);
+    s = inner;
+  }
+  const Segment mine = {.lo = lo,
+                        .hi = hi,
+                        .owner = buffer,
+                        .live = true,
+                        .piece = NONE,
+                        .prev = upper ? inner : outer,
+                        .next = upper ? outer : inner};
+  m->segment[buffer] = insert_segment(m, mine);
+  if (m->segment[buffer] == NONE) return false;
+  m->offset[buffer] = lo;
+  if (m->end < hi) m->end = hi;
+  Piece *x = &m->pieces.at[p];
+  if (x->hi - x->lo == size) {
+    spare_piece(m, p);
+    return true;
+  }
+  if (upper) x->hi = lo, x->last = inner;
+  else x->lo = hi, x->first = inner;
+  m->segments.at[inner].piece = p;
+  bin_add(m, p);
+  return true;
+}
+
+static bool place(Mem *m, uint32_t buffer, uint64_t base) {
+  const Buffer *b = &m->rank->buffers.at[buffer];
+  const uint64_t size = aligned(b->bytes);
+  m->offset[buffer] = base;
+  if (size == 0) return true;
+  const bool brief = b->first == b->last;
+  for (;;) {
+    if (m->spare_pieces.n == 0) { /* for its release */
+      const uint32_t p = new_piece(m);
+      if (p == NONE) return false;
+      spare_piece(m, p);
+    }
+    const bool free_tail = m->tail != NONE && !m->segments.at[m->tail].live;
+    const uint32_t last = free_tail ? m->segments.at[m->tail].piece : NONE;
+    const uint64_t room = free_tail ? m->pieces.at[last].hi - m->pieces.at[last].lo : 0;
+    if (brief && room >= size) return take(m, last, size, true, buffer);
+    const uint32_t p = choose(m, size);
+    if (p != NONE) return take(m, p, size, false, buffer);
+    if (!grow(m, base, size - room)) return false;
+  }
+}
+
+/* ---- one rank -------------------------------------------------------------------------------- */
+
+/* Access of a dynamic buffer by instruction i, which was begun. */
+static bool use(Mem *m, uint32_t i, uint32_t buffer, uint64_t base) {
+  const uint32_t stream = m->rank->instrs.at[i].stream;
+  if (m->seen[buffer] == NONE && !place(m, buffer, base)) return false;
+  for (uint32_t k = m->seen[buffer]; k != NONE; k = m->links.at[k].next)
+    if (m->links.at[k].stream == stream) {
+      m->links.at[k].what = i;
+      return true;
+    }
+  if (!add_link(m, &m->seen[buffer], stream, i)) return false;
+  for (uint32_t k = m->before[buffer]; k != NONE; k = m->links.at[k].next)
+    for (uint32_t l = m->seen[m->links.at[k].what]; l != NONE; l = m->links.at[l].next)
+      if (m->links.at[l].stream != stream)
+        deps_add(&m->deps, m->links.at[l].stream, m->links.at[l].what);
+  return true;
+}
+
+static bool place_all(Mem *m, uint64_t base, uint64_t bound, Policy policy) {
+  RankPlan *r = m->rank;
+  m->policy = policy;
+  m->segments.n = m->pieces.n = m->spare_segments.n = m->spare_pieces.n = m->links.n = 0;
+  m->waits.n = m->wait_first.n = 0;
+  m->waits_added = 0;
+  m->end = base;
+  m->tail = NONE;
+  memset(m->filled, 0, sizeof m->filled);
+  for (uint32_t i = 0; i < N_BINS; i++) m->bins[i] = NONE;
+  for (uint32_t i = 0; i < r->buffers.n; i++) m->before[i] = m->seen[i] = m->segment[i] = NONE;
+  memset(m->clocks.last, 0, m->clocks.n_streams * sizeof *m->clocks.last);
+  if (bound > 0 && !grow(m, base, bound)) return false;
+  for (uint32_t i = 0; i < r->instrs.n; i++) {
+    const Instr *x = &r->instrs.at[i];
+    if (!vec_push(&m->wait_first, (uint32_t)m->waits.n)) return false;
+    clock_begin(&m->clocks, i, x->stream);
+    for (uint32_t k = 0; k < x->n_waits; k++) {
+      const uint32_t j = r->waits.at[x->wait_first + k];
+      if (!vec_push(&m->waits, j)) return false;
+      clock_wait(&m->clocks, j);
+    }
+    const Access *a = r->accesses.at + x->access_first;
+    for (uint32_t k = 0; k < x->n_accesses; k++)
+      if (!r->buffers.at[a[k].buffer].whole_step && !use(m, i, a[k].buffer, base)) return false;
+    const size_t planned = m->waits.n;
+    if (!deps_wait(&m->deps, &m->clocks, &m->waits)) return false;
+    m->waits_added += (uint32_t)(m->waits.n - planned);
+    clock_end(&m->clocks);
+    for (uint32_t k = 0; k < x->n_accesses; k++)
+      if (r->buffers.at[a[k].buffer].last == i && m->segment[a[k].buffer] != NONE)
+        release(m, a[k].buffer);
+  }
+  return vec_push(&m->wait_first, (uint32_t)m->waits.n);
+}
+
+/* The most dynamic bytes that are alive at once, and the first instruction where they are. */
+static bool find_peak(const RankPlan *r, uint64_t *bytes, uint32_t *instr) {
+  const uint32_t n = (uint32_t)r->instrs.n;
+  uint64_t *change = calloc(2 * ((size_t)n + 1), sizeof *change), live = 0;
+  if (change == NULL) return false;
+  for (uint32_t k = 0; k < r->buffers.n; k++) {
+    const Buffer *b = &r->buffers.at[k];
+    if (b->whole_step || b->first > b->last) continue;
+    change[2 * b->first] += aligned(b->bytes);
+    change[2 * (b->last + 1) + 1] += aligned(b->bytes);
+  }
+  *bytes = 0;
+  *instr = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    live += change[2 * i];
+    live -= change[2 * i + 1];
+    if (live > *bytes) *bytes = live, *instr = i;
+  }
+  free(change);
+  return true;
+}
+
+/* The latest try becomes the plan. */
+static bool keep(Mem *m) {
+  RankPlan *r = m->rank;
+  if (!vec_reserve(&r->waits, m->waits.n - r->waits.n)) return false;
+  for (uint32_t k = 0; k < r->buffers.n; k++)
+    if (!r->buffers.at[k].whole_step) r->buffers.at[k].offset = m->offset[k];
+  if (m->waits.n > 0) memcpy(r->waits.at, m->waits.at, m->waits.n * sizeof *m->waits.at);
+  r->waits.n = m->waits.n;
+  for (uint32_t i = 0; i < r->instrs.n; i++) {
+    Instr *x = &r->instrs.at[i];
+    x->wait_first = m->wait_first.at[i];
+    x->n_waits = m->wait_first.at[i + 1] - x->wait_first;
+    for (uint32_t k = 0; k < x->n_waits; k++)
+      r->instrs.at[r->waits.at[x->wait_first + k]].signals = true;
+  }
+  r->waits_added = m->waits_added;
+  r->arena_bytes = m->end;
+  return true;
+}
+
+static void resolve(RankPlan *r) {
+  for (size_t i = 0; i < r->instrs.n; i++) {
+    Instr *x = &r->instrs.at[i];
+    for (uint32_t k = 0; k < x->n_accesses; k++) {
+      const Access *a = &r->accesses.at[x->access_first + k];
+      const uint64_t at = r->buffers.at[a->buffer].offset + a->lo;
+      if (x->kind == INSTR_RUN) r->bind_offset.at[x->bind_first + k] = at;
+      else x->offset = at;
+    }
+  }
+  for (size_t k = 0; k < r->buffers.n; k++) {
+    if (r->buffers.at[k].role == BUFFER_STEP) r->step_offset = r->buffers.at[k].offset;
+    if (r->buffers.at[k].role == BUFFER_METRICS) r->metrics_offset = r->buffers.at[k].offset;
+  }
+}
+
+static void account(RankPlan *r) {
+  uint64_t sum = 0;
+  memset(r->at_peak, 0, sizeof r->at_peak);
+  for (size_t k = 0; k < r->buffers.n; k++) {
+    const Buffer *b = &r->buffers.at[k];
+    if (!b->whole_step && (b->first > r->peak_instr || b->last < r->peak_instr)) continue;
+    r->at_peak[b->category] += b->bytes;
+    sum += b->bytes;
+  }
+  r->at_peak[MEM_WORKSPACE] += r->arena_bytes - sum;
+}
+
+static bool place_rank(RankPlan *r) {
+  Mem m = {.rank = r};
+  const size_t n = r->buffers.n > 0 ? r->buffers.n : 1;
+  uint64_t base = 0, bound;
+  bool held = false;
+  for (size_t k = 0; k < r->buffers.n; k++) {
+    if (!r->buffers.at[k].whole_step) continue;
+    r->buffers.at[k].offset = base;
+    base += aligned(r->buffers.at[k].bytes);
+  }
+  m.before = malloc(n * sizeof *m.before);
+  m.seen = malloc(n * sizeof *m.seen);
+  m.segment = malloc(n * sizeof *m.segment);
+  m.offset = malloc(n * sizeof *m.offset);
+  if (m.before == NULL || m.seen == NULL || m.segment == NULL || m.offset == NULL ||
+      !clocks_new(&m.clocks, (uint32_t)r->streams.n, (uint32_t)r->instrs.n) ||
+      !deps_new(&m.deps, (uint32_t)r->streams.n) || !find_peak(r, &bound, &r->peak_instr))
+    goto out;
+  if (!place_all(&m, base, bound, AVOID_WAITS)) goto out;
+  const uint64_t end = m.end;
+  if (end > base + bound + bound / 64) {
+    if (!place_all(&m, base, bound, AVOID_GROWTH)) goto out;
+    if (m.end >= end && !place_all(&m, base, bound, AVOID_WAITS)) goto out;
+  }
+  if (!keep(&m)) goto out;
+  resolve(r);
+  account(r);
+  held = true;
+out:
+  free(m.before), free(m.seen), free(m.segment), free(m.offset);
+  clocks_free(&m.clocks);
+  deps_free(&m.deps);
+  vec_free(&m.segments), vec_free(&m.pieces), vec_free(&m.spare_segments);
+  vec_free(&m.spare_pieces), vec_free(&m.links), vec_free(&m.waits), vec_free(&m.wait_first);
+  return held;
+}
+
+PiperStatus plan_place_memory(Plan *plan, PiperErr *err) {
+  for (uint32_t i = 0; i < plan->n_ranks; i++)
+    if (!place_rank(&plan->ranks[i])) return err_nomem(err, "the memory plan");
+  return PIPER_OK;
+}

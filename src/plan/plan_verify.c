@@ -1,0 +1,351 @@
+/* The first step of the proof, and the frame around all of them. */
+#include "plan/verify.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+Label verify_label(const Verifier *v, uint32_t rank_index, uint32_t instr) {
+  Label l;
+  plan_instr_label(v->plan, &v->plan->ranks[rank_index], instr, l.text, sizeof l.text);
+  return l;
+}
+
+Label verify_buffer(const Verifier *v, uint32_t rank_index, uint32_t buffer) {
+  Label l;
+  plan_buffer_label(v->plan, &v->plan->ranks[rank_index], buffer, l.text, sizeof l.text);
+  return l;
+}
+
+PiperStatus verify_fault(Verifier *v, const char *fmt, ...) {
+  char text[PIPER_ERR_TEXT];
+  va_list args;
+  va_start(args, fmt);
+  vsnprintf(text, sizeof text, fmt, args);
+  va_end(args);
+  return err_set(v->err, PIPER_EBUG, "plan: %s", text);
+}
+
+PiperStatus verify_nomem(Verifier *v) { return err_nomem(v->err, "the proof of the plan"); }
+
+/* ---- buffers --------------------------------------------------------------------------------- */
+
+static bool known_id(const Plan *p, const Buffer *b) {
+  switch ((BufferRole)b->role) {
+  case BUFFER_PARAMS:
+  case BUFFER_GRADS:
+  case BUFFER_STATE:
+    return b->id > 0 && b->id < p->dag->buckets.n;
+  case BUFFER_INPUT:
+    return b->id < p->graph->inputs.n;
+  case BUFFER_VALUE:
+  case BUFFER_GRAD:
+    return b->id > 0 && b->id < p->dag->tensors.n &&
+           p->dag->tensors.at[b->id].kind == (b->role == BUFFER_VALUE ? TENSOR_VALUE : TENSOR_GRAD);
+  case BUFFER_SAVED_I:
+  case BUFFER_SAVED_W:
+  case BUFFER_KEPT:
+  case BUFFER_WORKSPACE:
+    return b->id < p->graph->chunks.n;
+  case BUFFER_STEP:
+  case BUFFER_METRICS:
+    return true;
+  }
+  return false;
+}
+
+typedef struct Extent {
+  uint64_t lo, hi;
+  uint32_t buffer;
+} Extent;
+
+static int by_address(const void *a, const void *b) {
+  const Extent *x = a, *y = b;
+  if (x->lo != y->lo) return x->lo < y->lo ? -1 : 1;
+  return (x->buffer > y->buffer) - (x->buffer < y->buffer);
+}
+
+/* What lives through the step has its bytes for itself. */
+static PiperStatus check_whole_step(Verifier *v, uint32_t index, Extent *at) {
+  const RankPlan *r = &v->plan->ranks[index];
+  uint32_t n = 0;
+  for (uint32_t k = 0; k < r->buffers.n; k++) {
+    const Buffer *b = &r->buffers.at[k];
+    if (b->whole_step && b->bytes > 0) at[n++] = (Extent){b->offset, b->offset + b->bytes, k};
+  }
+  if (n > 0) qsort(at, n, sizeof *at, by_address);
+  for (uint32_t k = 1; k < n; k++)
+    if (at[k - 1].hi > at[k].lo)
+      return verify_fault(v, "rank %d: %s and %s overlap", r->rank,
+                          verify_buffer(v, index, at[k - 1].buffer).text,
+                          verify_buffer(v, index, at[k].buffer).text);
+  for (uint32_t k = 0; k < r->buffers.n; k++) {
+    const Buffer *b = &r->buffers.at[k];
+    if (b->whole_step || b->bytes == 0) continue;
+    uint32_t lo = 0, hi = n; /* the first whole-step buffer that ends behind b's start */
+    while (lo < hi) {
+      const uint32_t mid = (lo + hi) / 2;
+      if (at[mid].hi > b->offset) hi = mid;
+      else lo = mid + 1;
+    }
+    if (lo < n && at[lo].lo < b->offset + b->bytes)
+      return verify_fault(v, "rank %d: %s lies on %s, which lives through the step", r->rank,
+                          verify_buffer(v, index, k).text,
+                          verify_buffer(v, index, at[lo].buffer).text);
+  }
+  return PIPER_OK;
+}
+
+static PiperStatus check_buffers(Verifier *v, uint32_t index) {
+  const RankPlan *r = &v->plan->ranks[index];
+  for (uint32_t k = 0; k < r->buffers.n; k++) {
+    const Buffer *b = &r->buffers.at[k];
+    if (!known_id(v->plan, b) || b->category >= MEM_COUNT)
+      return verify_fault(v, "rank %d: buffer %u is of no known kind", r->rank, k);
+    if (b->bytes > r->arena_bytes || b->offset > r->arena_bytes - b->bytes)
+      return verify_fault(v, "rank %d: %s ends at byte %llu, outside the arena of %llu bytes",
+                          r->rank, verify_buffer(v, index, k).text,
+                          (unsigned long long)(b->offset + b->bytes),
+                          (unsigned long long)r->arena_bytes);
+    const bool step = b->role == BUFFER_STEP, metrics = b->role == BUFFER_METRICS;
+    if ((step && b->offset != r->step_offset) || (metrics && b->offset != r->metrics_offset))
+      return verify_fault(v, "rank %d: the %s is not where the plan says", r->rank,
+                          step ? "step block" : "vector of metrics");
+  }
+  Extent *at = malloc((r->buffers.n + 1) * sizeof *at);
+  if (at == NULL) return verify_nomem(v);
+  const PiperStatus st = check_whole_step(v, index, at);
+  free(at);
+  return st;
+}
+
+/* ---- instructions ---------------------------------------------------------------------------- */
+
+static bool in_range(uint64_t first, uint64_t n, uint64_t size) {
+  return n <= size && first <= size - n;
+}
+
+static PiperStatus check_lists(Verifier *v, uint32_t index, uint32_t i) {
+  const RankPlan *r = &v->plan->ranks[index];
+  const Instr *x = &r->instrs.at[i];
+  if (x->kind > INSTR_ALL_REDUCE || x->node == 0 || x->node >= v->plan->dag->n ||
+      x->stream >= r->streams.n || !in_range(x->wait_first, x->n_waits, r->waits.n) ||
+      !in_range(x->access_first, x->n_accesses, r->accesses.n))
+    return verify_fault(v, "rank %d: instruction %u is malformed", r->rank, i);
+  for (uint32_t k = x->wait_first; k < x->wait_first + x->n_waits; k++) {
+    const uint32_t j = r->waits.at[k];
+    if (j >= i)
+      return verify_fault(v, "%s waits for an instruction that does not come before it",
+                          verify_label(v, index, i).text);
+    if (!r->instrs.at[j].signals)
+      return verify_fault(v, "%s waits for %s, which signals nobody",
+                          verify_label(v, index, i).text, verify_label(v, index, j).text);
+  }
+  for (uint32_t k = x->access_first; k < x->access_first + x->n_accesses; k++) {
+    const Access *a = &r->accesses.at[k];
+    if (a->buffer >= r->buffers.n)
+      return verify_fault(v, "%s uses a buffer that is not there", verify_label(v, index, i).text);
+    if (a->lo > a->hi || a->hi > r->buffers.at[a->buffer].bytes)
+      return verify_fault(v, "%s uses bytes [%llu, %llu) of %s, which has %llu",
+                          verify_label(v, index, i).text, (unsigned long long)a->lo,
+                          (unsigned long long)a->hi, verify_buffer(v, index, a->buffer).text,
+                          (unsigned long long)r->buffers.at[a->buffer].bytes);
+  }
+  return PIPER_OK;
+}
+
+/* The program that an instruction has to run; 0: no such instruction. */
+static PiperStatus program_of(Verifier *v, const Instr *x, int64_t samples, uint32_t *id) {
+  const Dag *d = v->plan->dag;
+  Programs *p = v->plan->programs;
+  const BucketId bucket = {d->bucket[x->node]};
+  switch ((NodeKind)d->kind[x->node]) {
+  case NODE_COMPUTE:
+    return programs_chunk(p, (ChunkId){d->chunk[x->node]}, (Pass)d->pass[x->node], samples, id,
+                          v->err);
+  case NODE_NORM:
+    return programs_norm(p, bucket, id, v->err);
+  case NODE_UPDATE:
+    return programs_update(p, bucket, id, v->err);
+  default:
+    break;
+  }
+  *id = 0;
+  return PIPER_OK;
+}
+
+static bool zeroes(const Program *p) {
+  return p->n_bindings == 1 && p->bindings[0].kind == BIND_PGRAD &&
+         p->bindings[0].access == BIND_WRITE;
+}
+
+static bool bound_to(const Plan *p, const Binding *b, ChunkId chunk, const Buffer *x) {
+  switch ((BindKind)b->kind) {
+  case BIND_WORKSPACE:
+    return x->role == BUFFER_WORKSPACE;
+  case BIND_SAVED_I:
+    return x->role == BUFFER_SAVED_I && x->id == chunk.i;
+  case BIND_SAVED_W:
+    return x->role == BUFFER_SAVED_W && x->id == chunk.i;
+  case BIND_KEPT:
+    return x->role == BUFFER_KEPT && x->id == chunk.i;
+  case BIND_METRICS:
+    return x->role == BUFFER_METRICS;
+  case BIND_PARAM:
+    return x->role == BUFFER_PARAMS && x->id == b->bucket.i;
+  case BIND_PGRAD:
+    return x->role == BUFFER_GRADS && x->id == b->bucket.i;
+  case BIND_STATE:
+    return x->role == BUFFER_STATE && x->id == b->bucket.i && x->slot == b->slot;
+  case BIND_INPUT:
+    return x->role == BUFFER_INPUT && x->id == graph_value(p->graph, b->value)->input;
+  case BIND_VALUE:
+    return x->role == BUFFER_VALUE && p->dag->tensors.at[x->id].value.i == b->value.i;
+  case BIND_GRAD:
+    return x->role == BUFFER_GRAD && p->dag->tensors.at[x->id].value.i == b->value.i &&
+           p->dag->tensors.at[x->id].chunk.i == b->chunk.i;
+  }
+  return false;
+}
+
+/* Samples [lo, hi) of what the binding names lie where the access says. */
+static bool right_samples(const Plan *p, const Binding *b, const Buffer *x, const Access *a,
+                          int64_t lo, int64_t hi) {
+  switch ((BindKind)b->kind) {
+  case BIND_INPUT:
+  case BIND_VALUE:
+  case BIND_GRAD:
+    if (graph_value(p->graph, b->value)->shape.batched) break;
+    return b->kind == BIND_INPUT || (x->lo == lo && x->hi == hi);
+  case BIND_SAVED_I:
+  case BIND_SAVED_W:
+  case BIND_KEPT:
+    return x->lo == lo && x->hi == hi && a->lo == 0;
+  default:
+    return a->lo == 0;
+  }
+  const uint64_t per_sample = hi > lo ? b->bytes / (uint64_t)(hi - lo) : 0;
+  return x->lo <= lo && hi <= x->hi && a->lo == (uint64_t)(lo - x->lo) * per_sample;
+}
+
+static PiperStatus check_run(Verifier *v, uint32_t index, uint32_t i) {
+  const Plan *p = v->plan;
+  const Dag *d = p->dag;
+  const RankPlan *r = &p->ranks[index];
+  const Instr *x = &r->instrs.at[i];
+  if (x->program == 0 || x->program > programs_count(p->programs))
+    return verify_fault(v, "%s runs a program that is not there", verify_label(v, index, i).text);
+  const Program *program = programs_at(p->programs, x->program);
+  int64_t lo = 0, hi = 0;
+  const bool compute = d->kind[x->node] == NODE_COMPUTE;
+  if (compute) {
+    const int32_t pos = devsets_position(d->devsets, d->devs[x->node], r->rank);
+    const uint32_t n = devsets_size(d->devsets, d->devs[x->node]);
+    if (pos < 0)
+      return verify_fault(v, "%s is a node of other ranks", verify_label(v, index, i).text);
+    lo = part_lo(d->lo[x->node], d->hi[x->node], (uint32_t)pos, n);
+    hi = part_lo(d->lo[x->node], d->hi[x->node], (uint32_t)pos + 1, n);
+  }
+  if (compute || !zeroes(program)) {
+    uint32_t id;
+    TRY(program_of(v, x, hi - lo, &id));
+    if (id != x->program)
+      return verify_fault(v, "%s runs the program of another node", verify_label(v, index, i).text);
+  }
+  if (x->sample_lo != lo)
+    return verify_fault(v, "%s starts at sample %lld instead of %lld",
+                        verify_label(v, index, i).text, (long long)x->sample_lo, (long long)lo);
+  if (x->n_accesses != program->n_bindings ||
+      !in_range(x->bind_first, x->n_accesses, r->bind_offset.n) ||
+      r->bind_first_write.n != r->bind_offset.n)
+    return verify_fault(v, "%s does not bind what its program needs",
+                        verify_label(v, index, i).text);
+  for (uint32_t k = 0; k < x->n_accesses; k++) {
+    const Binding *b = &program->bindings[k];
+    const Access *a = &r->accesses.at[x->access_first + k];
+    const Buffer *buffer = &r->buffers.at[a->buffer];
+    const char *what = !bound_to(p, b, (ChunkId){d->chunk[x->node]}, buffer) ? "the wrong buffer"
+                       : !right_samples(p, b, buffer, a, lo, hi)             ? "the wrong samples"
+                       : a->write != ((b->access & BIND_WRITE) != 0)         ? "the wrong access"
+                       : a->hi - a->lo != b->bytes                           ? "the wrong size"
+                       : r->bind_offset.at[x->bind_first + k] != buffer->offset + a->lo
+                           ? "the wrong address"
+                           : NULL;
+    if (what != NULL)
+      return verify_fault(v, "%s binds %s: %s", verify_label(v, index, i).text, what,
+                          verify_buffer(v, index, a->buffer).text);
+  }
+  return PIPER_OK;
+}
+
+static PiperStatus check_comm(Verifier *v, uint32_t index, uint32_t i) {
+  const Plan *p = v->plan;
+  const RankPlan *r = &p->ranks[index];
+  const Instr *x = &r->instrs.at[i];
+  if (x->n_accesses != 1)
+    return verify_fault(v, "%s has %u buffers instead of 1", verify_label(v, index, i).text,
+                        x->n_accesses);
+  const Access *a = &r->accesses.at[x->access_first];
+  const Buffer *b = &r->buffers.at[a->buffer];
+  if (x->offset != b->offset + a->lo || x->bytes != a->hi - a->lo)
+    return verify_fault(v, "%s moves other bytes than those of %s", verify_label(v, index, i).text,
+                        verify_buffer(v, index, a->buffer).text);
+  if (a->write != (x->kind != INSTR_SEND))
+    return verify_fault(v, "%s has the wrong access", verify_label(v, index, i).text);
+  if (x->kind == INSTR_ALL_REDUCE) {
+    if (x->group == 0 || x->group >= devsets_count(p->dag->devsets) ||
+        devsets_position(p->dag->devsets, x->group, r->rank) < 0)
+      return verify_fault(v, "%s is a collective of other ranks", verify_label(v, index, i).text);
+    const DType dtype = b->role == BUFFER_METRICS ? DT_F64 : p->options.dtype;
+    if (x->dtype != dtype || x->bytes % dtype_bytes(dtype) != 0)
+      return verify_fault(v, "%s has the wrong type", verify_label(v, index, i).text);
+  } else {
+    if (x->peer == r->rank || plan_rank(p, x->peer) == NULL)
+      return verify_fault(v, "%s has no such peer", verify_label(v, index, i).text);
+    if (b->role != BUFFER_VALUE && b->role != BUFFER_GRAD)
+      return verify_fault(v, "%s moves %s", verify_label(v, index, i).text,
+                          verify_buffer(v, index, a->buffer).text);
+  }
+  return PIPER_OK;
+}
+
+PiperStatus verify_ranges(Verifier *v) {
+  const Plan *p = v->plan;
+  for (uint32_t index = 0; index < p->n_ranks; index++) {
+    const RankPlan *r = &p->ranks[index];
+    if (r->rank != devsets_ranks(p->dag->devsets, p->world)[index])
+      return verify_fault(v, "rank %d is at the wrong place of the plan", r->rank);
+    TRY(check_buffers(v, index));
+    for (uint32_t i = 0; i < r->instrs.n; i++) {
+      TRY(check_lists(v, index, i));
+      TRY(r->instrs.at[i].kind == INSTR_RUN ? check_run(v, index, i) : check_comm(v, index, i));
+    }
+    v->proof.instrs += r->instrs.n;
+  }
+  return PIPER_OK;
+}
+
+PiperStatus plan_verify(const Plan *plan, PlanProof *proof, PiperErr *err) {
+  Verifier v = {.plan = plan, .err = err};
+  PiperStatus st = PIPER_OK;
+  uint64_t n = 0;
+  v.first = malloc((plan->n_ranks + 1) * sizeof *v.first);
+  if (v.first == NULL) return verify_nomem(&v);
+  for (uint32_t r = 0; r < plan->n_ranks; r++) {
+    v.first[r] = (uint32_t)n;
+    n += plan->ranks[r].instrs.n;
+  }
+  v.first[plan->n_ranks] = (uint32_t)n;
+  v.rank_of = malloc((n + 1) * sizeof *v.rank_of);
+  if (n >= UINT32_MAX || v.rank_of == NULL) st = verify_nomem(&v);
+  for (uint32_t r = 0; st == PIPER_OK && r < plan->n_ranks; r++)
+    for (uint32_t i = v.first[r]; i < v.first[r + 1]; i++) v.rank_of[i] = r;
+  if (st == PIPER_OK) st = verify_ranges(&v);
+  if (st == PIPER_OK) st = verify_meetings(&v);
+  if (st == PIPER_OK) st = verify_races(&v);
+  if (st == PIPER_OK) st = verify_updates(&v);
+  free(v.first), free(v.rank_of), free(v.event), free(v.member_first), free(v.members);
+  free(v.next), free(v.waiter_first), free(v.waiters), free(v.place), free(v.sorted);
+  if (proof != NULL) *proof = v.proof;
+  return st;
+}
