@@ -14,7 +14,8 @@ typedef struct CostTable {
 extern const CostTable COST_CPU;
 
 /* On one device of the node's set (parts are equal). TRANSFER and collectives: latency + bytes over
- * bandwidth. */
+ * bandwidth, by the algorithm's factor. A node with nothing to do costs nothing. Programs are built
+ * as needed; one that cannot be built counts as 0 (lowering reports it). */
 double cost_node(const CostTable *t, Programs *programs, const Dag *d, NodeId n);
 
 #endif

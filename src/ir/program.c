@@ -12,7 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef enum ProgramKind { PROGRAM_CHUNK, PROGRAM_NORM, PROGRAM_UPDATE, PROGRAM_ZERO_GRAD } ProgramKind;
+typedef enum ProgramKind {
+  PROGRAM_CHUNK,
+  PROGRAM_NORM,
+  PROGRAM_UPDATE,
+  PROGRAM_ZERO_GRAD
+} ProgramKind;
 
 typedef struct ProgramKey {
   uint32_t kind, pass;
@@ -26,11 +31,12 @@ struct Programs {
   Arena *arena;
   VEC(Program *) programs; /* element 0 unused; in the arena, so that pointers stay good */
   VEC(ProgramKey) keys;    /* parallel */
-  uint32_t *slots;        /* by hash of the key: id, 0 is free */
-  uint32_t n_slots;       /* a power of two, at most half of it taken */
+  uint32_t *slots;         /* by hash of the key: id, 0 is free */
+  uint32_t n_slots;        /* a power of two, at most half of it taken */
   /* By ValueId: the chunks that contribute to a value's gradient, and the loss that it is. */
   uint32_t *reader_first, *readers, *loss;
-  uint32_t *local, *local_of; /* by ValueId: index into a build's values, of build number local_of */
+  uint32_t *local;    /* by ValueId: its index into the values of a build, */
+  uint32_t *local_of; /* which has this number */
   uint32_t build;
 };
 
@@ -85,10 +91,8 @@ Place build_place(ProgramBuild *b, Binding what, uint64_t offset) {
   }
   if (b->bindings.n >= KERNEL_NO_BASE)
     build_fail(b, PIPER_EUSER, "a chunk has too many buffers; cut it with annotations");
-  else if (!vec_push(&b->bindings, what))
-    build_fail(b, PIPER_ENOMEM, NULL);
-  else
-    return (Place){(uint16_t)(b->bindings.n - 1), offset};
+  else if (!vec_push(&b->bindings, what)) build_fail(b, PIPER_ENOMEM, NULL);
+  else return (Place){(uint16_t)(b->bindings.n - 1), offset};
   return (Place){KERNEL_NO_BASE, 0};
 }
 
@@ -97,14 +101,15 @@ Place build_temp(ProgramBuild *b, uint32_t *temp, ValueId v) {
     const uint32_t now = (uint32_t)b->calls.n; /* the call that is about to be appended writes it */
     if (!vec_push(&b->temps, ((Temp){.bytes = build_bytes(b, v), .first = now, .last = now})))
       build_fail(b, PIPER_ENOMEM, NULL);
-    else
-      *temp = (uint32_t)b->temps.n;
+    else *temp = (uint32_t)b->temps.n;
   }
   return build_place(b, (Binding){.kind = BIND_WORKSPACE}, *temp - 1);
 }
 
 KernelCall *build_call(ProgramBuild *b, OpKind op, KernelPart part, uint32_t n_args) {
-  KernelCall call = {.op = (uint8_t)op, .part = (uint8_t)part, .first_base = KERNEL_NO_BASE,
+  KernelCall call = {.op = (uint8_t)op,
+                     .part = (uint8_t)part,
+                     .first_base = KERNEL_NO_BASE,
                      .n_args = (uint16_t)n_args};
   for (int i = 0; i < KERNEL_MAX_ARGS; i++) call.args[i].base = KERNEL_NO_BASE;
   if (b->failed != PIPER_OK) return NULL;
@@ -145,7 +150,8 @@ void build_arg_shape(ProgramBuild *b, uint32_t i, ValueId v) {
   set_shape(b, &b->calls.at[b->calls.n - 1].args[i], v);
 }
 
-void build_arg_flat(ProgramBuild *b, uint32_t i, Place at, DType dtype, int64_t elements, int access) {
+void build_arg_flat(ProgramBuild *b, uint32_t i, Place at, DType dtype, int64_t elements,
+                    int access) {
   if (b->failed != PIPER_OK) return;
   KernelArg *arg = set_arg(b, i, at, access);
   arg->dtype = (uint8_t)dtype;
@@ -160,7 +166,9 @@ void build_cost(ProgramBuild *b, OpCost c) {
 
 /* ---- the finished program ---------------------------------------------------------------------- */
 
-static uint64_t aligned(uint64_t at) { return (at + PROGRAM_ALIGN - 1) / PROGRAM_ALIGN * PROGRAM_ALIGN; }
+static uint64_t aligned(uint64_t at) {
+  return (at + PROGRAM_ALIGN - 1) / PROGRAM_ALIGN * PROGRAM_ALIGN;
+}
 
 /* 'live': indices of temporaries in order of offset; they are in order of 'first' already. */
 static void place_temps(ProgramBuild *b, uint32_t *live) {
@@ -206,13 +214,16 @@ static void resolve_args(ProgramBuild *b) {
 
 static bool copy_out(ProgramBuild *b, Program *out) {
   Arena *arena = b->p->arena;
-  *out = (Program){.n_calls = (uint32_t)b->calls.n, .n_bindings = (uint32_t)b->bindings.n,
-                   .flops = b->cost.flops, .bytes = b->cost.bytes};
+  *out = (Program){.n_calls = (uint32_t)b->calls.n,
+                   .n_bindings = (uint32_t)b->bindings.n,
+                   .flops = b->cost.flops,
+                   .bytes = b->cost.bytes};
   out->calls = arena_alloc(arena, b->calls.n, sizeof *out->calls);
   out->bindings = arena_alloc(arena, b->bindings.n, sizeof *out->bindings);
   if (out->calls == NULL || out->bindings == NULL) return false;
   if (b->calls.n > 0) memcpy(out->calls, b->calls.at, b->calls.n * sizeof *out->calls);
-  if (b->bindings.n > 0) memcpy(out->bindings, b->bindings.at, b->bindings.n * sizeof *out->bindings);
+  if (b->bindings.n > 0)
+    memcpy(out->bindings, b->bindings.at, b->bindings.n * sizeof *out->bindings);
   return true;
 }
 
@@ -231,20 +242,36 @@ static void build_finish(ProgramBuild *b, Program *out) {
 
 static void build_any(ProgramBuild *b, const ProgramKey *key) {
   switch ((ProgramKind)key->kind) {
-  case PROGRAM_NORM: build_norm(b, (BucketId){key->id}); return;
-  case PROGRAM_UPDATE: build_update(b, (BucketId){key->id}); return;
-  case PROGRAM_ZERO_GRAD: build_zero_grad(b, (BucketId){key->id}); return;
-  case PROGRAM_CHUNK: break;
+  case PROGRAM_NORM:
+    build_norm(b, (BucketId){key->id});
+    return;
+  case PROGRAM_UPDATE:
+    build_update(b, (BucketId){key->id});
+    return;
+  case PROGRAM_ZERO_GRAD:
+    build_zero_grad(b, (BucketId){key->id});
+    return;
+  case PROGRAM_CHUNK:
+    break;
   }
   build_layout(b);
   if (b->failed != PIPER_OK) return;
   switch ((Pass)key->pass) {
-  case PASS_F: build_forward(b); return;
-  case PASS_B: build_backward(b, CLASS_BI | CLASS_BW); return;
-  case PASS_BI: build_backward(b, CLASS_BI); return;
-  case PASS_BW: build_backward(b, CLASS_BW); return;
+  case PASS_F:
+    build_forward(b);
+    return;
+  case PASS_B:
+    build_backward(b, CLASS_BI | CLASS_BW);
+    return;
+  case PASS_BI:
+    build_backward(b, CLASS_BI);
+    return;
+  case PASS_BW:
+    build_backward(b, CLASS_BW);
+    return;
   case PASS_NONE:
-  case PASS_COUNT: break;
+  case PASS_COUNT:
+    break;
   }
   build_fail(b, PIPER_EBUG, "no such pass");
 }
@@ -312,7 +339,8 @@ static PiperStatus intern_program(Programs *p, ProgramKey key, uint32_t *id, Pip
 PiperStatus programs_chunk(Programs *p, ChunkId chunk, Pass pass, int64_t samples, uint32_t *id,
                            PiperErr *err) {
   return intern_program(
-      p, (ProgramKey){.kind = PROGRAM_CHUNK, .pass = pass, .id = chunk.i, .samples = samples}, id, err);
+      p, (ProgramKey){.kind = PROGRAM_CHUNK, .pass = pass, .id = chunk.i, .samples = samples}, id,
+      err);
 }
 
 PiperStatus programs_norm(Programs *p, BucketId bucket, uint32_t *id, PiperErr *err) {
@@ -405,7 +433,8 @@ static PiperStatus fill_tables(Programs *p, PiperErr *err) {
 PiperStatus programs_new(const ProgramSpec *spec, Programs **out, PiperErr *err) {
   *out = NULL;
   if (spec->dtype != DT_F32 && spec->dtype != DT_F64)
-    return err_set(err, PIPER_EBUG, "programs: %s is no type to compute in", dtype_name(spec->dtype));
+    return err_set(err, PIPER_EBUG, "programs: %s is no type to compute in",
+                   dtype_name(spec->dtype));
   Programs *p = calloc(1, sizeof *p);
   if (p == NULL) return err_nomem(err, "programs");
   p->spec = *spec;

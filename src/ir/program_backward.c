@@ -52,8 +52,8 @@ static Place grad_place(const Backward *w, ChunkValue *root) {
 
 /* A destination of the newest call: the gradient of 'root', in the shape of its member v. 'bit' of
  * accumulate is this destination's. */
-static void write_grad(Backward *w, KernelCall *call, uint32_t arg, unsigned bit, ChunkValue *root, Place at,
-                       ValueId v) {
+static void write_grad(Backward *w, KernelCall *call, uint32_t arg, unsigned bit, ChunkValue *root,
+                       Place at, ValueId v) {
   ProgramBuild *b = w->b;
   const bool from_step = !root->computed && is_param(b, root); /* others may have begun the sum */
   const bool add = root->grad_written || from_step;
@@ -127,7 +127,10 @@ static void run_gradient(Backward *w, OpId id, unsigned wrt_mask) {
   const Place from = grad_place(w, build_root(b, op->out));
   for (uint32_t i = 0; i < n; i++)
     if (wrt_mask & 1u << i) to[i] = grad_place(w, build_root(b, op->in[i]));
-  KernelCall *call = build_call(b, op->kind, KERNEL_B, joint ? n + 4 + n : op->aux.i != 0 ? n + 4 : n + 3);
+  KernelCall *call = build_call(b, op->kind, KERNEL_B,
+                                joint            ? n + 4 + n
+                                : op->aux.i != 0 ? n + 4
+                                                 : n + 3);
   if (call == NULL) return;
   call->wrt = joint ? KERNEL_WRT_ALL : (uint8_t)wrt;
   call->attrs = build_attrs(b, op);
@@ -138,7 +141,8 @@ static void run_gradient(Backward *w, OpId id, unsigned wrt_mask) {
   build_arg(b, dy, from, op->out, BIND_READ);
   for (uint32_t i = 0; i < n; i++)
     if (wrt_mask & 1u << i)
-      write_grad(w, call, joint ? n + 4 + i : dx, joint ? i : 0, build_root(b, op->in[i]), to[i], op->in[i]);
+      write_grad(w, call, joint ? n + 4 + i : dx, joint ? i : 0, build_root(b, op->in[i]), to[i],
+                 op->in[i]);
   build_cost(b, graph_op_cost(b->graph, id, KERNEL_B, call->wrt, b->samples, b->float_bytes));
 }
 

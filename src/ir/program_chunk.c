@@ -24,14 +24,17 @@
 
 #include "ir/grad_flow.h"
 
-static uint64_t aligned(uint64_t at) { return (at + PROGRAM_ALIGN - 1) / PROGRAM_ALIGN * PROGRAM_ALIGN; }
+static uint64_t aligned(uint64_t at) {
+  return (at + PROGRAM_ALIGN - 1) / PROGRAM_ALIGN * PROGRAM_ALIGN;
+}
 
 static void collect_values(ProgramBuild *b) {
   const Chunk *c = graph_chunk(b->graph, b->chunk);
   for (uint32_t o = c->first_op; o < c->end_op; o++) {
     const Op *op = graph_op(b->graph, (OpId){o});
     for (int i = 0; i < 3; i++)
-      if (op->in[i].i != 0 && build_find(b, op->in[i]) == 0 && !build_add(b, op->in[i], 0, false)) return;
+      if (op->in[i].i != 0 && build_find(b, op->in[i]) == 0 && !build_add(b, op->in[i], 0, false))
+        return;
     const uint32_t root = op_is_view(op) ? b->values.at[build_find(b, op->in[0])].root : 0;
     if (!build_add(b, op->out, root, true)) return;
     if (op->aux.i != 0 && !build_add(b, op->aux, 0, true)) return;
@@ -100,7 +103,7 @@ static void mark_reads(ProgramBuild *b, const Op *op, int wrt, int class) {
     if (*s == 'y') v = op->out;
     if (*s == 'a') v = op->aux;
     if (*s >= '0' && *s <= '2') v = op->in[*s - '0'];
-    if (v.i != 0) build_root(b, v)->readers |= (uint8_t)class;
+    if (v.i != 0) build_root(b, v)->readers |= (uint8_t) class;
   }
 }
 
@@ -147,7 +150,8 @@ void build_layout(ProgramBuild *b) {
   if (b->failed != PIPER_OK) return;
   find_classes(b);
   const Chunk *c = graph_chunk(b->graph, b->chunk);
-  for (uint32_t o = c->first_op; o < c->end_op; o++) mark_gradients(b, graph_op(b->graph, (OpId){o}));
+  for (uint32_t o = c->first_op; o < c->end_op; o++)
+    mark_gradients(b, graph_op(b->graph, (OpId){o}));
   place_values(b);
 }
 
@@ -156,16 +160,21 @@ Place build_value(ProgramBuild *b, ValueId v) {
   const Value *value = graph_value(b->graph, root->value);
   if (!root->computed) {
     switch (value->kind) {
-    case VALUE_INPUT: return build_place(b, (Binding){.kind = BIND_INPUT, .value = root->value}, 0);
-    case VALUE_OP: return build_place(b, (Binding){.kind = BIND_VALUE, .value = root->value}, 0);
-    case VALUE_PARAM: break;
+    case VALUE_INPUT:
+      return build_place(b, (Binding){.kind = BIND_INPUT, .value = root->value}, 0);
+    case VALUE_OP:
+      return build_place(b, (Binding){.kind = BIND_VALUE, .value = root->value}, 0);
+    case VALUE_PARAM:
+      break;
     }
     const ParamHome *home = &b->dag->home[value->param.i];
     return build_place(b, (Binding){.kind = BIND_PARAM, .bucket = home->bucket},
                        (uint64_t)home->offset * b->float_bytes);
   }
-  if (root->owner.i != 0) return build_place(b, (Binding){.kind = BIND_VALUE, .value = root->owner}, 0);
-  if (root->readers & CLASS_BW) return build_place(b, (Binding){.kind = BIND_SAVED_W}, root->saved_at);
+  if (root->owner.i != 0)
+    return build_place(b, (Binding){.kind = BIND_VALUE, .value = root->owner}, 0);
+  if (root->readers & CLASS_BW)
+    return build_place(b, (Binding){.kind = BIND_SAVED_W}, root->saved_at);
   if (root->readers != 0) return build_place(b, (Binding){.kind = BIND_SAVED_I}, root->saved_at);
   return build_temp(b, &root->temp, root->value);
 }

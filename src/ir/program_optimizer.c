@@ -34,9 +34,12 @@ void build_zero_grad(ProgramBuild *b, BucketId bucket) {
 
 uint32_t optimizer_n_slots(const OptimizerSpec *o) {
   switch (o->kind) {
-  case OPTIMIZER_NONE: return 0;
-  case OPTIMIZER_SGD: return o->momentum != 0 ? 1 : 0;
-  case OPTIMIZER_ADAMW: return 2;
+  case OPTIMIZER_NONE:
+    return 0;
+  case OPTIMIZER_SGD:
+    return o->momentum != 0 ? 1 : 0;
+  case OPTIMIZER_ADAMW:
+    return 2;
   }
   return 0;
 }
@@ -76,8 +79,8 @@ void build_update(ProgramBuild *b, BucketId bucket) {
     /* Without clipping nothing waits for the norm, so it is not there to be read. */
     if (spec->clip_norm != 0) build_arg_flat(b, 2, norm_place(b), DT_F64, 1, BIND_READ);
     for (uint32_t s = 0; s < n_slots; s++) {
-      const Place state = build_place(
-          b, (Binding){.kind = BIND_STATE, .bucket = bucket, .slot = (uint8_t)s}, at);
+      const Place state =
+          build_place(b, (Binding){.kind = BIND_STATE, .bucket = bucket, .slot = (uint8_t)s}, at);
       build_arg_flat(b, 3 + s, state, b->dtype, n, BIND_READ | BIND_WRITE);
     }
     flat_cost(b, n, op == OP_SGD ? 4 : 12, 3 + 2 * n_slots);

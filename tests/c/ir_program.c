@@ -6,7 +6,7 @@
 #include "lib/stages.h"
 #include "tap.h"
 
-static const char *const KIND[] = {"workspace", "saved_i", "saved_w", "kept",  "value", "input",
+static const char *const KIND[] = {"workspace", "saved_i", "saved_w", "kept",  "value",  "input",
                                    "grad",      "param",   "pgrad",   "state", "metrics"};
 
 /* "value 4 rw 64, grad 4>2 r 64": bindings, access and bytes. */
@@ -43,7 +43,9 @@ static const char *calls_text(const Program *p) {
       else n += (size_t)snprintf(text + n, sizeof text - n, "%u", c->args[a].base);
     }
     n += (size_t)snprintf(text + n, sizeof text - n, "%s)",
-                          c->first_base != KERNEL_NO_BASE ? "?" : c->accumulate ? "+" : "");
+                          c->first_base != KERNEL_NO_BASE ? "?"
+                          : c->accumulate                 ? "+"
+                                                          : "");
   }
   return text;
 }
@@ -55,7 +57,8 @@ static const Program *chunk_program(Programs *p, uint32_t chunk, Pass pass, int6
   return programs_at(p, id);
 }
 
-static void chunk_is(Programs *p, uint32_t chunk, Pass pass, const char *bindings, const char *calls) {
+static void chunk_is(Programs *p, uint32_t chunk, Pass pass, const char *bindings,
+                     const char *calls) {
   const Program *got = chunk_program(p, chunk, pass, 2);
   is_str(bindings_text(got), bindings, "bindings of %s of chunk %u", PASS_NAME[pass], chunk);
   is_str(calls_text(got), calls, "calls of %s of chunk %u", PASS_NAME[pass], chunk);
@@ -76,22 +79,28 @@ static void stages(void) {
   Dag *d = dag_new(g, 8);
   if (d == NULL) bail("no memory");
   buckets_fill(d);
-  Programs *p = programs_of(d, (OptimizerSpec){.kind = OPTIMIZER_ADAMW, .weight_decay = 0.1,
-                                               .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8}, 1.0);
+  Programs *p = programs_of(
+      d,
+      (OptimizerSpec){
+          .kind = OPTIMIZER_ADAMW, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8},
+      1.0);
   chunk_is(p, 1, PASS_F, "input 1 r 32, param b1 r 64, workspace rw 32, value 4 w 32",
            "linear(0 1 . 2) relu(2 3)");
-  chunk_is(p, 1, PASS_B, "value 4 r 32, grad 4>2 r 32, workspace rw 32, input 1 r 32, pgrad b1 rw 64",
+  chunk_is(p, 1, PASS_B,
+           "value 4 r 32, grad 4>2 r 32, workspace rw 32, input 1 r 32, pgrad b1 rw 64",
            "relu'0(. 0 1 2) linear'1(3 . . . 2 4?)");
   chunk_is(p, 1, PASS_BI, "", "");
-  chunk_is(p, 1, PASS_BW, "value 4 r 32, grad 4>2 r 32, workspace rw 32, input 1 r 32, pgrad b1 rw 64",
+  chunk_is(p, 1, PASS_BW,
+           "value 4 r 32, grad 4>2 r 32, workspace rw 32, input 1 r 32, pgrad b1 rw 64",
            "relu'0(. 0 1 2) linear'1(3 . . . 2 4?)");
   chunk_is(p, 2, PASS_F,
            "value 4 r 32, param b2 r 64, workspace rw 32, saved_i rw 32, metrics rw 8",
            "linear(0 1 . 2) relu(2 3) sum_squares(3 2) loss(2 4+)");
-  chunk_is(p, 2, PASS_B,
-           "workspace rw 96, saved_i r 32, param b2 r 64, grad 4>2 w 32, value 4 r 32, pgrad b2 rw 64",
-           "fill(0) sum_squares'0(1 . 0 0) relu'0(. 1 0 0) linear'0(. 2 . . 0 3) "
-           "linear'1(4 . . . 0 5?)");
+  chunk_is(
+      p, 2, PASS_B,
+      "workspace rw 96, saved_i r 32, param b2 r 64, grad 4>2 w 32, value 4 r 32, pgrad b2 rw 64",
+      "fill(0) sum_squares'0(1 . 0 0) relu'0(. 1 0 0) linear'0(. 2 . . 0 3) "
+      "linear'1(4 . . . 0 5?)");
   chunk_is(p, 2, PASS_BI, "workspace rw 96, saved_i r 32, kept rw 32, param b2 r 64, grad 4>2 w 32",
            "fill(0) sum_squares'0(1 . 0 0) relu'0(. 1 0 2) linear'0(. 3 . . 2 4)");
   chunk_is(p, 2, PASS_BW, "value 4 r 32, kept r 32, pgrad b2 rw 64", "linear'1(0 . . . 1 2?)");
@@ -105,7 +114,8 @@ static void stages(void) {
   is_str(calls_text(programs_at(p, id)), "adamw(0 1 2 3 4)", "one call a parameter");
   is_near(programs_at(p, id)->calls[0].attrs.d[0], 0.1, 0, "a matrix decays");
   if (programs_norm(p, (BucketId){1}, &id, &err) != PIPER_OK) bail(err.text);
-  is_str(bindings_text(programs_at(p, id)), "pgrad b1 r 64, metrics rw 16", "norm reads a whole bucket");
+  is_str(bindings_text(programs_at(p, id)), "pgrad b1 r 64, metrics rw 16",
+         "norm reads a whole bucket");
   if (programs_zero_grad(p, (BucketId){1}, &id, &err) != PIPER_OK) bail(err.text);
   is_str(bindings_text(programs_at(p, id)), "pgrad b1 w 64", "zeros cover a whole bucket");
   if (programs_zero_grad(p, (BucketId){1}, &again, &err) != PIPER_OK) bail(err.text);
@@ -114,13 +124,15 @@ static void stages(void) {
   ok(small != large, "programs of other numbers of samples differ");
   is_int(large->bindings[3].bytes, 64, "sizes follow the samples");
   is_int(large->calls[1].args[0].dim[0], 4, "so do shapes");
-  const OpCost c2 = programs_cost(p, (ChunkId){1}, PASS_B, 2), c4 = programs_cost(p, (ChunkId){1}, PASS_B, 4);
+  const OpCost c2 = programs_cost(p, (ChunkId){1}, PASS_B, 2),
+               c4 = programs_cost(p, (ChunkId){1}, PASS_B, 4);
   ok(c2.flops > 0 && c4.flops == 2 * c2.flops, "flops follow the samples");
   programs_free(p);
 
   p = programs_of(d, (OptimizerSpec){.kind = OPTIMIZER_SGD}, 0);
   if (programs_update(p, (BucketId){1}, &id, &err) != PIPER_OK) bail(err.text);
-  is_str(calls_text(programs_at(p, id)), "sgd(0 1 . .)", "plain SGD reads no norm and has no state");
+  is_str(calls_text(programs_at(p, id)), "sgd(0 1 . .)",
+         "plain SGD reads no norm and has no state");
   programs_free(p);
   p = programs_of(d, (OptimizerSpec){.kind = OPTIMIZER_NONE}, 0);
   if (programs_update(p, (BucketId){1}, &id, &err) != PIPER_OK) bail(err.text);

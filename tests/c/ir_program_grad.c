@@ -30,10 +30,10 @@ typedef struct Step {
   const Dag *d;
   Programs *programs;
   OpsCpuScratch *scratch;
-  Buf *values, *inputs; /* by value, of this microbatch */
-  Buf *grads;           /* by chunk * values + value */
+  Buf *values, *inputs;          /* by value, of this microbatch */
+  Buf *grads;                    /* by chunk * values + value */
   Buf *saved_i, *saved_w, *kept; /* by chunk */
-  Buf *params, *pgrads; /* by bucket */
+  Buf *params, *pgrads;          /* by bucket */
   bool *pgrad_written;
   Buf metrics;
   unsigned char **input_data; /* by value: the whole batch */
@@ -74,26 +74,35 @@ static unsigned char *exactly(Buf *b, uint64_t want, uint64_t bytes) {
 static unsigned char *bind(Step *s, const Binding *b, uint32_t chunk, Buf *workspace) {
   const uint64_t value = b->value.i != 0 ? value_bytes(s, b->value) : 0;
   switch ((BindKind)b->kind) {
-  case BIND_WORKSPACE: return buf_at(workspace, b->bytes);
-  case BIND_SAVED_I: return buf_at(&s->saved_i[chunk], b->bytes);
-  case BIND_SAVED_W: return buf_at(&s->saved_w[chunk], b->bytes);
-  case BIND_KEPT: return buf_at(&s->kept[chunk], b->bytes);
-  case BIND_VALUE: return exactly(&s->values[b->value.i], value, b->bytes);
-  case BIND_INPUT: return exactly(&s->inputs[b->value.i], value, b->bytes);
-  case BIND_GRAD: return exactly(&s->grads[b->chunk.i * s->g->values.n + b->value.i], value, b->bytes);
-  case BIND_PARAM: return buf_at(&s->params[b->bucket.i], b->bytes);
-  case BIND_PGRAD: return buf_at(&s->pgrads[b->bucket.i], b->bytes);
-  case BIND_METRICS: return buf_at(&s->metrics, b->bytes);
-  case BIND_STATE: break;
+  case BIND_WORKSPACE:
+    return buf_at(workspace, b->bytes);
+  case BIND_SAVED_I:
+    return buf_at(&s->saved_i[chunk], b->bytes);
+  case BIND_SAVED_W:
+    return buf_at(&s->saved_w[chunk], b->bytes);
+  case BIND_KEPT:
+    return buf_at(&s->kept[chunk], b->bytes);
+  case BIND_VALUE:
+    return exactly(&s->values[b->value.i], value, b->bytes);
+  case BIND_INPUT:
+    return exactly(&s->inputs[b->value.i], value, b->bytes);
+  case BIND_GRAD:
+    return exactly(&s->grads[b->chunk.i * s->g->values.n + b->value.i], value, b->bytes);
+  case BIND_PARAM:
+    return buf_at(&s->params[b->bucket.i], b->bytes);
+  case BIND_PGRAD:
+    return buf_at(&s->pgrads[b->bucket.i], b->bytes);
+  case BIND_METRICS:
+    return buf_at(&s->metrics, b->bytes);
+  case BIND_STATE:
+    break;
   }
   bail("a chunk has no business with optimizer state");
   return NULL;
 }
 
 /* How often each came up: models that never show a case prove nothing about it. */
-static struct {
-  long kept, saved_i, saved_w, copies, sums, in_place, empty, tied, frozen;
-} seen;
+static struct { long kept, saved_i, saved_w, copies, sums, in_place, empty, tied, frozen; } seen;
 
 static void look(const Step *s, const Program *p, Pass pass) {
   seen.empty += p->n_calls == 0;
@@ -103,7 +112,8 @@ static void look(const Step *s, const Program *p, Pass pass) {
     seen.saved_i += b->kind == BIND_SAVED_I && pass != PASS_F;
     seen.saved_w += b->kind == BIND_SAVED_W && pass != PASS_F;
     seen.tied += b->kind == BIND_PGRAD && s->d->buckets.at[b->bucket.i].chunk.i == 0;
-    seen.frozen += b->kind == BIND_PARAM && !s->d->buckets.at[b->bucket.i].trained && pass != PASS_F;
+    seen.frozen +=
+        b->kind == BIND_PARAM && !s->d->buckets.at[b->bucket.i].trained && pass != PASS_F;
   }
   for (uint32_t i = 0; i < p->n_calls; i++) {
     const KernelCall *c = &p->calls[i];
@@ -199,8 +209,8 @@ static void run_program(Step *s, uint32_t chunk, Pass pass) {
 /* ---- a step ------------------------------------------------------------------------------------ */
 
 typedef struct Data {
-  double *params;  /* parameters one after another, by ParamId */
-  size_t *offset;  /* of each */
+  double *params; /* parameters one after another, by ParamId */
+  size_t *offset; /* of each */
   size_t n;
   unsigned char **inputs; /* by value */
   uint64_t state;
@@ -277,7 +287,8 @@ static void backward(Step *s, Backward how) {
     run_program(s, c, PASS_BI);
     poison(s->saved_i[c]);
   }
-  for (uint32_t c = n; c >= 1; c--) run_program(s, c, PASS_BW); /* tied parameters: sums in B's order */
+  for (uint32_t c = n; c >= 1; c--)
+    run_program(s, c, PASS_BW); /* tied parameters: sums in B's order */
 }
 
 /* The sum of the losses; gradients in the order of data->params where 'grads' is not NULL. */
@@ -316,7 +327,8 @@ static double run_step(const Dag *d, Programs *programs, OpsCpuScratch *scratch,
   for (uint32_t p = 1; grads != NULL && p < g->params.n; p++) {
     const size_t n = (size_t)shape_elements(&g->params.at[p].shape, 1);
     if (g->params.at[p].reached)
-      memcpy(grads + data->offset[p], s.pgrads[d->home[p].bucket.i].at + d->home[p].offset * 8, n * 8);
+      memcpy(grads + data->offset[p], s.pgrads[d->home[p].bucket.i].at + d->home[p].offset * 8,
+             n * 8);
     else
       for (size_t i = 0; i < n; i++) grads[data->offset[p] + i] = 0;
   }
@@ -379,7 +391,8 @@ static bool near_all(const double *got, const double *want, size_t n, double tol
 }
 
 /* A difference over a kink of relu is wrong by any amount, over a smaller step it is not. */
-static bool differences_agree(const Compiled *c, OpsCpuScratch *scratch, Data *data, const double *grads) {
+static bool differences_agree(const Compiled *c, OpsCpuScratch *scratch, Data *data,
+                              const double *grads) {
   const double unit = 1 + largest(grads, data->n);
   for (uint32_t p = 1; p < c->g->params.n; p++) {
     const size_t n = (size_t)shape_elements(&c->g->params.at[p].shape, 1);
@@ -396,7 +409,8 @@ static bool differences_agree(const Compiled *c, OpsCpuScratch *scratch, Data *d
       }
       data->params[i] = at;
       if (off <= 1e-6 * unit) continue;
-      diag("parameter p%u, element %zu: %.12g, by differences %.12g", p, i - data->offset[p], grads[i], slope);
+      diag("parameter p%u, element %zu: %.12g, by differences %.12g", p, i - data->offset[p],
+           grads[i], slope);
       return false;
     }
   }
@@ -423,8 +437,9 @@ static void try_cuts(uint64_t seed, uint64_t cuts, OpsCpuScratch *scratch, const
     if (!same && n_mb > 1) bad->microbatches++;
     if (!bits) bad->split_bits++;
     if (!same || !bits)
-      diag("model %llu, cuts %llx, %d microbatches: %s %s, loss %.17g for %.17g", (unsigned long long)seed,
-           (unsigned long long)cuts, n_mb, same ? "" : "gradients", bits ? "" : "bits", loss, want_loss);
+      diag("model %llu, cuts %llx, %d microbatches: %s %s, loss %.17g for %.17g",
+           (unsigned long long)seed, (unsigned long long)cuts, n_mb, same ? "" : "gradients",
+           bits ? "" : "bits", loss, want_loss);
   }
   bad->cuts++;
   free(fused);
@@ -464,11 +479,14 @@ int main(void) {
   if (ops_cpu_scratch_new(NULL, &scratch, &err) != PIPER_OK) bail(err.text);
   Tally bad = {0};
   for (uint64_t seed = first; seed < first + n; seed++) try_model(seed, scratch, &bad);
-  diag("%llu models cut in %d ways; kept %ld, saved_i %ld, saved_w %ld, copies %ld, sums %ld, in place %ld, "
-       "empty %ld, tied %ld, frozen %ld", (unsigned long long)n, bad.cuts, seen.kept, seen.saved_i,
-       seen.saved_w, seen.copies, seen.sums, seen.in_place, seen.empty, seen.tied, seen.frozen);
-  ok(seen.kept && seen.saved_i && seen.saved_w && seen.copies && seen.sums && seen.in_place && seen.empty &&
-     seen.tied && seen.frozen, "every case came up");
+  diag("%llu models cut in %d ways; kept %ld, saved_i %ld, saved_w %ld, copies %ld, sums %ld, in "
+       "place %ld, "
+       "empty %ld, tied %ld, frozen %ld",
+       (unsigned long long)n, bad.cuts, seen.kept, seen.saved_i, seen.saved_w, seen.copies,
+       seen.sums, seen.in_place, seen.empty, seen.tied, seen.frozen);
+  ok(seen.kept && seen.saved_i && seen.saved_w && seen.copies && seen.sums && seen.in_place &&
+         seen.empty && seen.tied && seen.frozen,
+     "every case came up");
   is_int(bad.differences, 0, "gradients are those of central differences");
   is_int(bad.fused, 0, "gradients do not depend on where chunks end");
   is_int(bad.microbatches, 0, "nor on the number of microbatches");

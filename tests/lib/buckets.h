@@ -8,7 +8,8 @@
 #include "tap.h"
 
 static inline BucketId buckets_add(Dag *d, ChunkId chunk, bool trained) {
-  const Bucket b = {.param_first = (uint32_t)d->bucket_params.n, .chunk = chunk, .trained = trained};
+  const Bucket b = {
+      .param_first = (uint32_t)d->bucket_params.n, .chunk = chunk, .trained = trained};
   if (!vec_push(&d->buckets, b)) bail("no memory");
   return (BucketId){(uint32_t)d->buckets.n - 1};
 }

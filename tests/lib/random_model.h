@@ -13,9 +13,9 @@ enum { MODEL_POOL = 64 };
 typedef struct RandomModel {
   Graph *g;
   uint64_t state;
-  uint64_t cuts;        /* bit i: a chunk ends before op i */
-  int n_ops;            /* added so far */
-  int cut_at;           /* the op before which the newest chunk began */
+  uint64_t cuts;                              /* bit i: a chunk ends before op i */
+  int n_ops;                                  /* added so far */
+  int cut_at;                                 /* the op before which the newest chunk began */
   ValueId pool[MODEL_POOL], sums[MODEL_POOL]; /* with a batch axis or none; sums over samples */
   int n_pool, n_sums;
   ValueId ids;
@@ -116,11 +116,19 @@ static inline void model_step(RandomModel *m) {
   case 1:
     if (s.rank >= 2) model_layer(m, x, &s);
     return;
-  case 2: model_op(m, (OpSpec){.kind = OP_RELU, .in = {x}}); return;
-  case 3: model_op(m, (OpSpec){.kind = OP_SCALE, .in = {x}, .attrs = {{0.5}}}); return;
+  case 2:
+    model_op(m, (OpSpec){.kind = OP_RELU, .in = {x}});
+    return;
+  case 3:
+    model_op(m, (OpSpec){.kind = OP_SCALE, .in = {x}, .attrs = {{0.5}}});
+    return;
   case 4:
-  case 5: model_reshape(m, x, &s); return;
-  case 6: model_op(m, (OpSpec){.kind = binary[model_int(m, 3)], .in = {x, model_pick(m)}}); return;
+  case 5:
+    model_reshape(m, x, &s);
+    return;
+  case 6:
+    model_op(m, (OpSpec){.kind = binary[model_int(m, 3)], .in = {x, model_pick(m)}});
+    return;
   case 7:
     if (feature)
       model_op(m, (OpSpec){.kind = binary[model_int(m, 3)],
@@ -131,7 +139,8 @@ static inline void model_step(RandomModel *m) {
       model_op(m, (OpSpec){.kind = OP_MATMUL, .in = {x, model_param(m, model_shape(2, last, 2))}});
     return;
   case 9:
-    model_op(m, (OpSpec){.kind = OP_EMBEDDING, .in = {m->ids, model_param(m, model_shape(2, 5, 3))}});
+    model_op(m,
+             (OpSpec){.kind = OP_EMBEDDING, .in = {m->ids, model_param(m, model_shape(2, 5, 3))}});
     return;
   case 10: { /* a parameter reshaped: an independent value that may cross chunks */
     const ValueId p = model_param(m, model_shape(2, 3, 2));
@@ -139,7 +148,9 @@ static inline void model_step(RandomModel *m) {
     model_op(m, (OpSpec){.kind = OP_RESHAPE, .in = {p}, .reshape_to = &flat});
     return;
   }
-  default: model_op(m, (OpSpec){.kind = sum[model_int(m, 3)], .in = {x}}); return;
+  default:
+    model_op(m, (OpSpec){.kind = sum[model_int(m, 3)], .in = {x}});
+    return;
   }
 }
 
@@ -154,18 +165,21 @@ static inline void model_losses(RandomModel *m) {
   model_op(m, (OpSpec){.kind = OP_MSE, .in = {h, h}});
   model_op(m, (OpSpec){.kind = OP_CROSS_ENTROPY, .in = {m->pool[1], m->ids}});
   for (int i = 0; i < 3; i++) {
-    ValueId s = model_op(m, (OpSpec){.kind = OP_SUM_SQUARES, .in = {m->pool[m->n_pool - 1 - i * 2]}});
+    ValueId s =
+        model_op(m, (OpSpec){.kind = OP_SUM_SQUARES, .in = {m->pool[m->n_pool - 1 - i * 2]}});
     s = model_op(m, (OpSpec){.kind = OP_SCALE, .in = {s}, .attrs = {{0.25}}});
     const ValueId t = m->sums[model_int(m, m->n_sums)];
     if (model_int(m, 2)) s = model_op(m, (OpSpec){.kind = OP_ADD, .in = {s, t}});
-    if (model_int(m, 3) == 0) s = model_op(m, (OpSpec){.kind = OP_RESHAPE, .in = {s}, .reshape_to = &(Shape){0}});
+    if (model_int(m, 3) == 0)
+      s = model_op(m, (OpSpec){.kind = OP_RESHAPE, .in = {s}, .reshape_to = &(Shape){0}});
     if (i == 0 || model_int(m, 2)) model_loss(m, s);
   }
   for (uint32_t p = 1; p < m->g->params.n; p++) { /* each parameter has to have a use */
     bool used = false;
     for (uint32_t o = 1; o < m->g->ops.n; o++)
       for (int i = 0; i < 3; i++) used |= m->g->ops.at[o].in[i].i == m->g->params.at[p].value.i;
-    if (!used) model_loss(m, model_op(m, (OpSpec){.kind = OP_SUM, .in = {m->g->params.at[p].value}}));
+    if (!used)
+      model_loss(m, model_op(m, (OpSpec){.kind = OP_SUM, .in = {m->g->params.at[p].value}}));
   }
 }
 
