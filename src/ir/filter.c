@@ -1,6 +1,7 @@
 /* Nodes with the same tags share one interned tag set, so the index works on sets: (tag, index) ->
  * tag sets -> nodes. A filter starts from the sets of its rarest term, checks the other terms once a
- * set, and collects the nodes of those that pass. */
+ * set, and collects the nodes of those that pass. A chunk's sets are created side by side, so ids
+ * outside the range of another term's sets are skipped: of { PP = 3, MB = 7 } one set is looked at. */
 #include "ir/filter.h"
 
 #include "base/nearest.h"
@@ -16,13 +17,20 @@ typedef struct Key {
   uint32_t first, end; /* its tag sets: key_sets[first .. end), ascending */
 } Key;
 
+/* The keys of one tag: keys.at[first .. end). */
+typedef struct KeyRange {
+  uint32_t tag;
+  size_t first, end;
+} KeyRange;
+
 struct FilterIndex {
   const Dag *dag;
   uint32_t *set_first, *set_nodes; /* COMPUTE nodes of tag set s: set_nodes[set_first[s] ..
                                       set_first[s + 1]), ascending */
   uint32_t *used;                  /* tag sets that have such nodes, ascending */
   uint32_t n_used;
-  VEC(Key) keys; /* ascending by (tag, index) */
+  VEC(Key) keys;        /* ascending by (tag, index) */
+  VEC(KeyRange) ranges; /* of each tag in use; a handful */
   uint32_t *key_sets;
 };
 
@@ -38,12 +46,51 @@ static int by_tag(const void *a, const void *b) {
   return (x->set > y->set) - (x->set < y->set);
 }
 
+/* Stable counting sort by the tag or by the index; false: out of memory. */
+static bool sort_pass(const Triple *in, Triple *out, size_t n, bool tag, int64_t lowest,
+                      size_t n_values) {
+  size_t *at = calloc(n_values + 1, sizeof *at);
+  if (at == NULL) return false;
+#define VALUE(t) (size_t)((tag ? (int64_t)(t).tag.tag : (int64_t)(t).tag.index) - lowest)
+  for (size_t i = 0; i < n; i++) at[VALUE(in[i]) + 1]++;
+  for (size_t v = 1; v <= n_values; v++) at[v] += at[v - 1];
+  for (size_t i = 0; i < n; i++) out[at[VALUE(in[i])]++] = in[i];
+#undef VALUE
+  free(at);
+  return true;
+}
+
+/* By (tag, index, set); they come in order of sets. Tags and indices lie close together, so counting
+ * sorts are fastest; otherwise a general sort. */
+static bool sort_triples(Triple *t, size_t n) {
+  int64_t low_tag = INT64_MAX, high_tag = 0, low = INT64_MAX, high = INT64_MIN;
+  for (size_t i = 0; i < n; i++) {
+    const Tag tag = t[i].tag;
+    if (tag.tag < low_tag) low_tag = tag.tag;
+    if (tag.tag > high_tag) high_tag = tag.tag;
+    if (tag.index < low) low = tag.index;
+    if (tag.index > high) high = tag.index;
+  }
+  if (n < 2) return true;
+  if ((uint64_t)(high - low) > n || (uint64_t)(high_tag - low_tag) > n) {
+    qsort(t, n, sizeof *t, by_tag);
+    return true;
+  }
+  Triple *spare = malloc(n * sizeof *spare);
+  const bool sorted = spare != NULL &&
+                      sort_pass(t, spare, n, false, low, (size_t)(high - low) + 1) &&
+                      sort_pass(spare, t, n, true, low_tag, (size_t)(high_tag - low_tag) + 1);
+  free(spare);
+  return sorted;
+}
+
 void filter_index_free(FilterIndex *x) {
   if (x == NULL) return;
   free(x->set_first);
   free(x->set_nodes);
   free(x->used);
   vec_free(&x->keys);
+  vec_free(&x->ranges);
   free(x->key_sets);
   free(x);
 }
@@ -82,13 +129,18 @@ PiperStatus filter_index_new(const Dag *d, FilterIndex **out, PiperErr *err) {
   for (uint32_t u = 0; u < x->n_used; u++)
     for (uint32_t t = d->tags_first.at[x->used[u]]; t < d->tags_first.at[x->used[u] + 1]; t++)
       triples[n_triples++] = (Triple){d->tags_at.at[t], x->used[u]};
-  qsort(triples, n_triples, sizeof *triples, by_tag);
+  if (!sort_triples(triples, n_triples)) goto nomem;
   for (uint32_t t = 0; t < n_triples; t++) {
     const Tag tag = triples[t].tag;
     x->key_sets[t] = triples[t].set;
     if (t == 0 || tag.tag != triples[t - 1].tag.tag || tag.index != triples[t - 1].tag.index) {
       const Key key = {.tag = tag.tag, .index = tag.index, .first = t};
       if (!vec_push(&x->keys, key)) goto nomem;
+      if (t == 0 || tag.tag != triples[t - 1].tag.tag) {
+        const KeyRange range = {.tag = tag.tag, .first = x->keys.n - 1};
+        if (!vec_push(&x->ranges, range)) goto nomem;
+      }
+      x->ranges.at[x->ranges.n - 1].end = x->keys.n;
     }
     x->keys.at[x->keys.n - 1].end = t + 1;
   }
@@ -101,31 +153,26 @@ nomem:
   return err_nomem(err, "filter index");
 }
 
-/* The first key that is not before (tag, index). */
-static size_t lower_key(const FilterIndex *x, uint32_t tag, int32_t index) {
-  size_t lo = 0, hi = x->keys.n;
+static KeyRange keys_of(const FilterIndex *x, uint32_t tag) {
+  for (size_t i = 0; i < x->ranges.n; i++)
+    if (x->ranges.at[i].tag == tag) return x->ranges.at[i];
+  return (KeyRange){0};
+}
+
+static const Key *find_key(const FilterIndex *x, KeyRange r, int32_t index) {
+  const Key *keys = x->keys.at;
+  if (r.first == r.end || index < keys[r.first].index) return NULL;
+  /* Indices ascend, so a key is at most as far from the first one as its index is; mostly just so. */
+  const int64_t from_first = (int64_t)index - keys[r.first].index;
+  size_t lo = r.first, hi = r.end;
+  if ((uint64_t)from_first < hi - lo) hi = lo + (size_t)from_first + 1;
+  if (keys[hi - 1].index == index) return &keys[hi - 1];
   while (lo < hi) {
     const size_t mid = lo + (hi - lo) / 2;
-    const Key *k = &x->keys.at[mid];
-    if (k->tag < tag || (k->tag == tag && k->index < index)) lo = mid + 1;
+    if (keys[mid].index < index) lo = mid + 1;
     else hi = mid;
   }
-  return lo;
-}
-
-/* The keys of a tag: keys.at[first .. end). */
-typedef struct KeyRange {
-  size_t first, end;
-} KeyRange;
-
-static KeyRange keys_of(const FilterIndex *x, uint32_t tag) {
-  return (KeyRange){lower_key(x, tag, INT32_MIN), lower_key(x, tag + 1, INT32_MIN)};
-}
-
-static const Key *find_key(const FilterIndex *x, uint32_t tag, int32_t index) {
-  const size_t k = lower_key(x, tag, index);
-  if (k == x->keys.n || x->keys.at[k].tag != tag || x->keys.at[k].index != index) return NULL;
-  return &x->keys.at[k];
+  return lo < r.end && keys[lo].index == index ? &keys[lo] : NULL;
 }
 
 /* ---- text -------------------------------------------------------------------------------------- */
@@ -285,7 +332,8 @@ static PiperStatus index_out_of_range(const FilterIndex *x, const Filter *f, con
 typedef struct Term {
   const FilterTerm *term;
   uint32_t tag;
-  KeyRange keys; /* of the tag; empty: TERM_NONE of a tag that occurs nowhere */
+  KeyRange keys;   /* of the tag; empty: TERM_NONE of a tag that occurs nowhere */
+  const Key *only; /* TERM_INDEX with one index: its key */
 } Term;
 
 static PiperStatus resolve(const FilterIndex *x, const Filter *f, Term *terms, PiperErr *err) {
@@ -297,9 +345,11 @@ static PiperStatus resolve(const FilterIndex *x, const Filter *f, Term *terms, P
       if (t->kind == TERM_NONE) continue;
       return unknown_tag(x, f, t->tag, err);
     }
-    for (uint32_t k = 0; t->kind == TERM_INDEX && k < t->n_indices; k++)
-      if (find_key(x, terms[i].tag, t->indices[k]) == NULL)
-        return index_out_of_range(x, f, t, t->indices[k], terms[i].keys, err);
+    for (uint32_t k = 0; t->kind == TERM_INDEX && k < t->n_indices; k++) {
+      const Key *key = find_key(x, terms[i].keys, t->indices[k]);
+      if (key == NULL) return index_out_of_range(x, f, t, t->indices[k], terms[i].keys, err);
+      if (t->n_indices == 1) terms[i].only = key;
+    }
   }
   return PIPER_OK;
 }
@@ -342,9 +392,22 @@ static bool collect(const FilterIndex *x, const Filter *f, const Term *terms, co
   return true;
 }
 
+/* The tag sets of a key, as far as they lie in the range of every term with one index. */
 static bool collect_key(const FilterIndex *x, const Filter *f, const Term *terms, const Term *known,
                         const Key *key, U32Vec *out) {
-  for (uint32_t s = key->first; s < key->end; s++)
+  uint32_t first = key->first, lowest = 0, highest = UINT32_MAX;
+  for (uint32_t i = 0; i < f->n_terms; i++) {
+    if (terms[i].only == NULL) continue;
+    const uint32_t a = x->key_sets[terms[i].only->first], b = x->key_sets[terms[i].only->end - 1];
+    if (a > lowest) lowest = a;
+    if (b < highest) highest = b;
+  }
+  for (uint32_t hi = key->end; first < hi;) { /* the first set that is not below the range */
+    const uint32_t mid = first + (hi - first) / 2;
+    if (x->key_sets[mid] < lowest) first = mid + 1;
+    else hi = mid;
+  }
+  for (uint32_t s = first; s < key->end && x->key_sets[s] <= highest; s++)
     if (!collect(x, f, terms, known, x->key_sets[s], out)) return false;
   return true;
 }
@@ -357,11 +420,13 @@ static int by_id(const void *a, const void *b) {
 /* Tag sets to look at when starting from this term; no term: all. */
 static uint64_t term_cost(const FilterIndex *x, const Term *t) {
   uint64_t n = 0;
-  if (t->term->kind == TERM_ANY) {
+  if (t->only != NULL) {
+    n = t->only->end - t->only->first;
+  } else if (t->term->kind == TERM_ANY) {
     n = x->keys.at[t->keys.end - 1].end - x->keys.at[t->keys.first].first;
   } else if (t->term->kind == TERM_INDEX) {
     for (uint32_t i = 0; i < t->term->n_indices; i++) {
-      const Key *key = find_key(x, t->tag, t->term->indices[i]);
+      const Key *key = find_key(x, t->keys, t->term->indices[i]);
       n += key->end - key->first;
     }
   } else {
@@ -424,7 +489,7 @@ PiperStatus filter_nodes(const FilterIndex *x, const Filter *f, U32Vec *out, Pip
     const FilterTerm *t = rarest->term;
     for (uint32_t i = 0; fits && i < t->n_indices; i++)
       if (i == 0 || t->indices[i] != t->indices[i - 1])
-        fits = collect_key(x, f, terms, rarest, find_key(x, rarest->tag, t->indices[i]), out);
+        fits = collect_key(x, f, terms, rarest, find_key(x, rarest->keys, t->indices[i]), out);
   }
   if (!fits) {
     out->n = first;

@@ -235,7 +235,17 @@ static PiperStatus check_wide_chunks(Replicator *w, const FilterIndex *index, Pi
   return PIPER_OK;
 }
 
+/* Something that has to be matched with nodes: a directive, or a chunk without one. */
+static bool needs_index(const Replicator *w) {
+  for (uint32_t i = 0; i < w->s->n; i++)
+    if (w->s->at[i].kind == DIRECTIVE_REPLICATE) return true;
+  for (uint32_t c = 1; c <= graph_n_chunks(w->d->graph); c++)
+    if (w->info[c].wide != 0) return true;
+  return false;
+}
+
 static PiperStatus run_directives(Replicator *w, PiperErr *err) {
+  if (!needs_index(w)) return PIPER_OK;
   FilterIndex *index;
   U32Vec nodes = {0};
   TRY(filter_index_new(w->d, &index, err));
