@@ -11,14 +11,14 @@
  * instant or not, and so stands behind it. All nodes start, since a node that is ready waits for
  * queues only, and whoever holds them ends.
  *
- * Ready nodes wait in one heap for each set of queues (order_sets.h). A set is looked at only when one
- * of its queues comes free or a node of it becomes ready: its first node then goes into the heap of
- * candidates. So a node costs O(log n) and the sets that share an atom with its own.
+ * Ready nodes wait in one heap for each set of queues (order_sets.h). A set is looked at only when
+ * one of its queues comes free or a node of it becomes ready: its first node then goes into the heap
+ * of candidates. So a node costs O(log n) and the sets that share an atom with its own.
  *
  * Last, transfers are moved back to where they are needed: behind the start of the compute node
- * that runs just before the first consumer (PREFETCH = 1 use ahead), when they stand before it. Data
- * that is fetched long before its use only takes memory. What moves goes right behind a compute node
- * that stands before all of its successors, and compute nodes stay: still topological. */
+ * that runs just before the first consumer (one use ahead), when they stand before it. Data that is
+ * fetched long before its use only takes memory. What moves goes right behind a compute node that
+ * stands before all of its successors, and compute nodes stay: still topological. */
 #include "ir/global_order.h"
 
 #include "ir/order_priority.h"
@@ -28,7 +28,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- edges ------------------------------------------------------------------------------------- */
+/* ---- edges ----------------------------------------------------------------------------------- */
 
 static void successors_free(Successors *g) {
   free(g->first);
@@ -79,7 +79,7 @@ static PiperStatus successors_new(const Dag *d, Successors *g, PiperErr *err) {
   return err_nomem(err, "global order");
 }
 
-/* ---- urgency ----------------------------------------------------------------------------------- */
+/* ---- urgency --------------------------------------------------------------------------------- */
 
 static bool is_backward(const Dag *d, uint32_t n) {
   return d->kind[n] == NODE_COMPUTE && d->pass[n] != PASS_F && d->pass[n] != PASS_NONE;
@@ -125,7 +125,7 @@ static void rank_nodes(const Dag *d, const bool *backward_first, const uint32_t 
   for (uint32_t r = 0; r < n; r++) u->rank[u->at[r]] = r;
 }
 
-/* ---- heaps ------------------------------------------------------------------------------------- */
+/* ---- heaps ----------------------------------------------------------------------------------- */
 
 /* Smallest number first. */
 static void heap_push(uint32_t *heap, uint32_t *n, uint32_t x) {
@@ -180,7 +180,7 @@ static Ending endings_pop(Ending *heap, uint32_t *n) {
   return top;
 }
 
-/* ---- virtual time ------------------------------------------------------------------------------ */
+/* ---- virtual time ---------------------------------------------------------------------------- */
 
 typedef VEC(uint32_t) Candidates;
 
@@ -305,7 +305,7 @@ static PiperStatus schedule(const Successors *g, const OrderSets *sets, const Ur
   return c.no_memory ? err_nomem(err, "global order") : PIPER_OK;
 }
 
-/* ---- transfers just in time -------------------------------------------------------------------- */
+/* ---- transfers just in time ------------------------------------------------------------------ */
 
 /* By node: the order's index of the compute node that the same ranks run before it (with several
  * ranks, the earliest); UINT32_MAX: none. Nodes that take no time are no use to wait for. */
@@ -366,7 +366,7 @@ static PiperStatus delay_transfers(const Dag *d, const Successors *g, const Orde
   return PIPER_OK;
 }
 
-/* ---- the choice -------------------------------------------------------------------------------- */
+/* ---- the choice ------------------------------------------------------------------------------ */
 
 typedef struct Scheduling {
   const Dag *d;

@@ -1,5 +1,5 @@
-/* Descendants are counted in blocks of 512 marked nodes: one bit a mark, a row of bits for each node,
- * the union over its successors, in reverse topological order. A block costs O(nodes + edges), rows
+/* Descendants are counted in blocks of 512 marked nodes: one bit a mark, a row of bits for each
+ * node, the union over its successors, in reverse topological order. A block costs O(nodes + edges), rows
  * of 64 bytes; marks lie in topological order, so nodes behind a block's last mark have no row. */
 #include "ir/order_priority.h"
 

@@ -1,5 +1,5 @@
-/* Nodes are reduced to keys (device sets, stream, direction, how the two sides' samples overlap), and
- * only distinct keys are expanded to queues, so a DAG costs O(nodes) plus the sizes of its distinct
+/* Nodes are reduced to keys (device sets, stream, direction, how the two sides' samples overlap),
+ * and only distinct keys are expanded to queues, so a DAG costs O(nodes) plus the sizes of its distinct
  * sets. Atoms come from partition refinement: each set in turn splits the classes that it cuts. */
 #include "ir/order_sets.h"
 
@@ -31,7 +31,7 @@ typedef struct Sets {
   uint32_t *slots, n_slots;     /* hash table: of keys while nodes are read, then of queues */
 } Sets;
 
-/* ---- keys -------------------------------------------------------------------------------------- */
+/* ---- keys ------------------------------------------------------------------------------------ */
 
 static uint32_t stream_of(const Sets *s, uint32_t n) {
   if (!NODE_KIND_COMMUNICATES[s->d->kind[n]] || s->d->stream[n] == s->default_stream) return 0;
@@ -106,7 +106,7 @@ static bool intern_keys(Sets *s, uint32_t *set) {
   return true;
 }
 
-/* ---- queues ------------------------------------------------------------------------------------ */
+/* ---- queues ---------------------------------------------------------------------------------- */
 
 static uint32_t *queue_slot(const Sets *s, const Queue *q) {
   uint32_t i = (uint32_t)hash_of(q, sizeof *q) & (s->n_slots - 1);
@@ -170,7 +170,7 @@ static bool expand_keys(Sets *s) {
   return vec_push(&s->queue_first, (uint32_t)s->queue_at.n);
 }
 
-/* ---- atoms ------------------------------------------------------------------------------------- */
+/* ---- atoms ----------------------------------------------------------------------------------- */
 
 /* class[q]: 0 for all at first; after set s equal for queues that are in the same ones of the sets
  * up to s. Every set takes its queues out of their classes into new ones, one for each class that it

@@ -40,7 +40,7 @@ struct Programs {
   uint32_t build;
 };
 
-/* ---- building ---------------------------------------------------------------------------------- */
+/* ---- building -------------------------------------------------------------------------------- */
 
 void build_fail(ProgramBuild *b, PiperStatus code, const char *why) {
   if (b->failed != PIPER_OK) return;
@@ -164,7 +164,7 @@ void build_cost(ProgramBuild *b, OpCost c) {
   b->cost.bytes += c.bytes;
 }
 
-/* ---- the finished program ---------------------------------------------------------------------- */
+/* ---- the finished program -------------------------------------------------------------------- */
 
 static uint64_t aligned(uint64_t at) {
   return (at + PROGRAM_ALIGN - 1) / PROGRAM_ALIGN * PROGRAM_ALIGN;
@@ -276,7 +276,7 @@ static void build_any(ProgramBuild *b, const ProgramKey *key) {
   build_fail(b, PIPER_EBUG, "no such pass");
 }
 
-/* ---- the table --------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 static uint32_t *slot_of(const Programs *p, const ProgramKey *key) {
   uint32_t i = (uint32_t)hash_of(key, sizeof *key) & (p->n_slots - 1);
@@ -365,7 +365,7 @@ OpCost programs_cost(Programs *p, ChunkId chunk, Pass pass, int64_t samples) {
   return (OpCost){.flops = p->programs.at[id]->flops, .bytes = p->programs.at[id]->bytes};
 }
 
-/* ---- what all chunks need ------------------------------------------------------------------------ */
+/* ---- what all chunks need -------------------------------------------------------------------- */
 
 /* Calls 'found' for each (value of another chunk, chunk) with a gradient, chunks ascending; each
  * pair once ('last': by value, the last chunk found). */

@@ -70,7 +70,7 @@ typedef struct ProgramBuild {
   const char *why;
 } ProgramBuild;
 
-/* ---- program.c -------------------------------------------------------------------------------- */
+/* ---- program.c ------------------------------------------------------------------------------- */
 
 void build_fail(ProgramBuild *b, PiperStatus code, const char *why); /* the first one stays */
 Place build_place(ProgramBuild *b, Binding what, uint64_t offset);   /* adds the binding if it is new */
@@ -89,7 +89,7 @@ uint32_t build_loss(const ProgramBuild *b, ValueId v); /* index of the loss that
 uint32_t build_find(const ProgramBuild *b, ValueId v); /* index into values; 0: not there */
 bool build_add(ProgramBuild *b, ValueId v, uint32_t root, bool computed); /* root 0: itself */
 
-/* ---- program_chunk.c: where everything lies, the same for every pass of a chunk ----------------- */
+/* ---- program_chunk.c: where everything lies, the same for every pass of a chunk -------------- */
 
 void build_layout(ProgramBuild *b);
 Place build_value(ProgramBuild *b, ValueId v);
@@ -103,7 +103,7 @@ static inline bool grad_in_place(const ChunkValue *root) {
   return root->computed && root->n_grads == 1 && root->first_incoming != 0;
 }
 
-/* ---- the programs ------------------------------------------------------------------------------ */
+/* ---- the programs ---------------------------------------------------------------------------- */
 
 void build_forward(ProgramBuild *b);
 void build_backward(ProgramBuild *b, int classes);

@@ -75,7 +75,7 @@ static bool is_topological(const Dag *d, const GlobalOrder *o) {
   return good;
 }
 
-/* ---- an oracle: every queue by name, nodes one after another in the order ------------------------- */
+/* ---- an oracle: every queue by name, nodes one after another in the order -------------------- */
 
 typedef struct OracleQueue {
   uint32_t stream;
@@ -222,7 +222,7 @@ static void random_dags(const Graph *g) {
   ok(again, "the same DAG has the same order");
 }
 
-/* ---- textbook schedules -------------------------------------------------------------------------- */
+/* ---- textbook schedules ---------------------------------------------------------------------- */
 
 static FILE *data_file(const char *name) {
   char path[1024];
@@ -296,7 +296,7 @@ static void textbook(const Graph *g) {
   is_int(tried, 11, "all tables of gpipe and 1f1b");
 }
 
-/* ---- choices ------------------------------------------------------------------------------------- */
+/* ---- choices --------------------------------------------------------------------------------- */
 
 static void order_is(const Dag *d, const double *seconds, OrderRule rule, const char *want,
                      const char *why) {
@@ -405,7 +405,7 @@ static void cycle(const Graph *g) {
   dag_free(d);
 }
 
-/* ---- sets ---------------------------------------------------------------------------------------- */
+/* ---- sets ------------------------------------------------------------------------------------ */
 
 static void sets(const Graph *g) {
   PiperErr err = {0};
@@ -430,7 +430,7 @@ static void sets(const Graph *g) {
   dag_free(d);
 }
 
-/* ---- descendants --------------------------------------------------------------------------------- */
+/* ---- descendants ----------------------------------------------------------------------------- */
 
 static void descendants(void) {
   enum { N = 3000 };
@@ -463,7 +463,7 @@ static void descendants(void) {
   free(count);
 }
 
-/* ---- size ---------------------------------------------------------------------------------------- */
+/* ---- size ------------------------------------------------------------------------------------ */
 
 /* 32 stages, 800 microbatches, transfers both ways, 1F1B as temporal edges. */
 static Dag *large_dag(const Graph *g) {

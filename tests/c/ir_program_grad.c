@@ -17,7 +17,7 @@
 
 enum { BATCH = 4 };
 
-/* ---- buffers ----------------------------------------------------------------------------------- */
+/* ---- buffers --------------------------------------------------------------------------------- */
 
 typedef struct Buf {
   unsigned char *at;
@@ -206,7 +206,7 @@ static void run_program(Step *s, uint32_t chunk, Pass pass) {
   free(bytes);
 }
 
-/* ---- a step ------------------------------------------------------------------------------------ */
+/* ---- a step ---------------------------------------------------------------------------------- */
 
 typedef struct Data {
   double *params; /* parameters one after another, by ParamId */
@@ -349,7 +349,7 @@ static double run_step(const Dag *d, Programs *programs, OpsCpuScratch *scratch,
   return loss;
 }
 
-/* ---- comparisons ------------------------------------------------------------------------------- */
+/* ---- comparisons ----------------------------------------------------------------------------- */
 
 typedef struct Compiled {
   Graph *g;
