@@ -12,12 +12,13 @@
  * sinks (nodes without a data edge from, or to, another node of the group, where an edge through a
  * transfer counts) get edges.
  *
- * A member is convex: no path leaves it and comes back through compute nodes that its order does not
- * name. Most members are one node, and trivially so. For the others the longest-path level decides
- * at once, when no edge into the member ends on a higher level than one out of it: a path only
- * climbs. The orders that this leaves open are walked, one traversal an order: each node gets the
- * highest group that leads to it, and which of its members do. The highest is enough: a path from a
- * later group back into an earlier one is a contradiction, which shows as a cycle anyway. */
+ * A member is convex: no path leaves it and comes back through compute nodes that its order does
+ * not name. Most members are one node, and trivially so. For the others the longest-path level
+ * decides at once, when every edge that leaves the member leads to a higher level than every edge
+ * that enters it comes from: a path only climbs. The orders that this leaves open are walked, one
+ * traversal an order: each node gets the highest group that leads to it, and which of its members
+ * do. The highest is enough: a path from a later group back into an earlier one is a contradiction,
+ * which shows as a cycle anyway. */
 #include "ir/topo.h"
 #include "passes/pass.h"
 
@@ -206,24 +207,31 @@ static void find_levels(const Dag *d, const Adjacency *a, const uint32_t *topo, 
   }
 }
 
+/* Reductions, norms and updates never lead to compute nodes. */
+static bool leads_on(const Dag *d, uint32_t n) {
+  return d->kind[n] == NODE_COMPUTE || d->kind[n] == NODE_TRANSFER;
+}
+
 /* Levels prove every member of the group convex. */
 static bool convex_by_level(const Orderer *w, const Adjacency *a, const uint32_t *level,
                             const Group *group) {
   const Dag *d = w->d;
   for (uint32_t i = group->first, end; i < group->end; i = end) {
-    uint32_t lowest_exit = UINT32_MAX, highest_entry = 0;
+    int64_t lowest_exit = INT64_MAX, highest_entry = -1;
     const uint32_t first = w->nodes.at[i];
     for (end = i; end < group->end && same_member(d, w->nodes.at[end], first); end++) {
       const uint32_t v = w->nodes.at[end];
-      for (uint32_t k = a->in_first[v]; k < a->in_first[v + 1]; k++)
-        if (!same_member(d, d->edges.at[a->in_edge[k]].src, first) && level[v] > highest_entry)
-          highest_entry = level[v];
+      for (uint32_t k = a->in_first[v]; k < a->in_first[v + 1]; k++) {
+        const uint32_t y = d->edges.at[a->in_edge[k]].src;
+        if (!same_member(d, y, first) && level[y] > highest_entry) highest_entry = level[y];
+      }
       for (uint32_t k = a->out_first[v]; k < a->out_first[v + 1]; k++) {
         const uint32_t x = d->edges.at[a->out_edge[k]].dst;
-        if (!same_member(d, x, first) && level[x] < lowest_exit) lowest_exit = level[x];
+        if (leads_on(d, x) && !same_member(d, x, first) && level[x] < lowest_exit)
+          lowest_exit = level[x];
       }
     }
-    if (end - i > 1 && lowest_exit < highest_entry) return false;
+    if (end - i > 1 && lowest_exit <= highest_entry) return false;
   }
   return true;
 }

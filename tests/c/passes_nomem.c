@@ -4,23 +4,26 @@
 #include "nomem.h"
 #include "tap.h"
 
-/* Two stages of two chunks, a tied parameter, transfers between sets of different size, reductions,
- * backward passes in two, groups wide enough for a join, a member of two chunks that only a walk
- * finds convex. */
+/* A stage of four chunks and one that adds their results up, a tied parameter, transfers between
+ * sets of different size, reductions, backward passes in two, groups wide enough for a join, a
+ * member of two chunks that only a walk finds convex. */
 static Graph *model(void) {
   Graph *g = model_new();
   const ValueId x = model_input(g, "x");
+  ValueId h = x, sum = MODEL_NONE;
   model_enter(g, "PP");
-  model_enter(g, "LAYER");
-  const ValueId a = model_linear(g, "a", x);
-  model_leave(g, "LAYER");
-  model_enter(g, "LAYER");
-  const ValueId b = model_linear(g, "b", a);
-  model_leave(g, "LAYER");
+  for (int i = 0; i < 4; i++) {
+    char name[16];
+    snprintf(name, sizeof name, "l%d", i % 3);
+    model_enter(g, "LAYER");
+    h = model_linear(g, name, i == 3 ? x : h);
+    model_leave(g, "LAYER");
+    if (i == 2) sum = h;
+  }
   model_leave(g, "PP");
   model_enter(g, "PP");
-  const ValueId y = model_op(g, OP_ADD, NULL, model_linear(g, "a", b), a);
-  model_loss(g, model_op(g, OP_SUM_SQUARES, NULL, y, MODEL_NONE));
+  sum = model_op(g, OP_ADD, NULL, sum, model_linear(g, "last", h));
+  model_loss(g, model_op(g, OP_SUM_SQUARES, NULL, sum, MODEL_NONE));
   model_leave(g, "PP");
   return model_cut(g);
 }
@@ -32,9 +35,8 @@ static void strategy(TestStrategy *t) {
   strategy_place(t, "PP=0", "0,1");
   strategy_place(t, "PP=1", "2");
   strategy_replicate(t, "PP=0", "0,1");
-  x = strategy_order(t,
-                     "PP=0 PASS=F MB=0,1,2,3;PP=0 PASS=BI MB=0;PP=0 PASS=BW MB=0|PP=0 PASS=B MB=1;"
-                     "PP=0 PASS=B MB=2,3");
+  x = strategy_order(t, "LAYER=0,1 PASS=F;LAYER=2,3 PASS=F;PP=0 PASS=BI MB=0;"
+                        "PP=0 PASS=BW MB=0|PP=0 PASS=B MB=1;PP=0 PASS=B MB=2,3");
   x->schedule = 1;
   strategy_order(t, "PP=1 PASS=F MB=0;PP=1 PASS=B MB=0");
 }

@@ -125,6 +125,33 @@ static void convex(void) {
             "a member of several unconnected pieces is convex");
   graph_free(g);
 
+  /* Two branches: l0, l1, l2 in LAYER = 0 to 2, l3, l4 in LAYER = 3 and 4. */
+  g = model_new();
+  const ValueId x = model_input(g, "x");
+  ValueId h = x, sum = MODEL_NONE;
+  for (int i = 0; i < 5; i++) {
+    char name[16];
+    snprintf(name, sizeof name, "l%d", i);
+    model_enter(g, "LAYER");
+    h = model_linear(g, name, i == 3 ? x : h);
+    model_leave(g, "LAYER");
+    if (i == 2) sum = h;
+  }
+  sum = model_op(g, OP_ADD, NULL, sum, h);
+  model_loss(g, model_op(g, OP_SUM_SQUARES, NULL, sum, MODEL_NONE));
+  model_cut(g);
+  strategy_order(&t, "LAYER=2,3 PASS=F;LAYER=4 PASS=F");
+  edges_are(g, 4, &t, "0F0>0F0, 0F0>0F0", "a member may be of independent branches");
+  strategy_order(&t, "LAYER=0,4 PASS=F;LAYER=1 PASS=F");
+  edges_are(g, 4, &t, "0F0>0F0, 0F0>0F0", "at whatever distance");
+  strategy_order(&t, "LAYER=0,2,3 PASS=F");
+  passes_fail(
+      g, 4, &t,
+      "t.lua:1: order: group 1: filter { LAYER = { 0, 2, 3 }, PASS = \"F\" } matches 0F0 "
+      "(m.lua:1) and 0F0 (m.lua:3), but not 0F0 (m.lua:2), which is on the way from one to the "
+      "other: put them into different groups");
+  graph_free(g);
+
   /* On one device, another interval: u -> transfer -> v inside a group. */
   g = model_chain(3);
   strategy_split(&t, "PP=1", "MB", 2);
