@@ -57,22 +57,22 @@ local function build(model, strategy, options)
   return plan, dump
 end
 
+-- A plan that does not fit into this machine is refused before it runs.
 local function refuse_above_available(plan)
-  local ranks = plan:info().ranks
   local available = available_bytes()
   if not available then return end
-  local total, worst = 0, 0
-  for rank, memory in pairs(plan:memory()) do
-    total = total + memory.peak
-    if memory.peak > plan:memory()[worst].peak then worst = rank end
+  local ranks, memory = plan:info().ranks, plan:memory()
+  local total, worst = 0, ranks[1]
+  for _, rank in ipairs(ranks) do
+    total = total + memory[rank].peak
+    if memory[rank].peak > memory[worst].peak then worst = rank end
   end
-  if total > available then
-    local m, mib = plan:memory()[worst], 1 << 20
-    check.fail("compile: the plan needs %.1f MiB on %d ranks of this machine and %.1f MiB are available; rank %d "
-      .. "needs most, %.1f MiB: params %.1f, grads %.1f, optimizer %.1f, activations %.1f, comm %.1f, workspace %.1f",
-      total / mib, #ranks, available / mib, worst, m.peak / mib, m.params / mib, m.grads / mib, m.optimizer / mib,
-      m.activations / mib, m.comm / mib, m.workspace / mib)
-  end
+  if total <= available then return end
+  local m, mib = memory[worst], 1 << 20
+  check.fail("compile: the plan needs %.1f MiB on %d ranks of this machine and %.1f MiB are available; rank %d "
+    .. "needs most, %.1f MiB: params %.1f, grads %.1f, optimizer %.1f, activations %.1f, comm %.1f, workspace %.1f",
+    total / mib, #ranks, available / mib, worst, m.peak / mib, m.params / mib, m.grads / mib, m.optimizer / mib,
+    m.activations / mib, m.comm / mib, m.workspace / mib)
 end
 
 -- Everything about the options that can be said without the model.

@@ -13,10 +13,10 @@ Progress.__index = Progress
 ---@param first integer steps done before
 ---@param last integer
 function M.new(first, last)
-  local now = core.seconds()
+  local now = core.system.seconds()
   return setmetatable({
     first = first, last = last, start = now, shown = now, text = nil, on_line = false,
-    terminal = core.stderr_is_terminal(),
+    terminal = core.system.stderr_is_terminal(),
   }, Progress)
 end
 
@@ -27,7 +27,7 @@ end
 
 -- About to compute: the line may stand until done() wipes it.
 function Progress:working()
-  if self.terminal and self.text and core.seconds() - self.start > SHOW_AFTER then
+  if self.terminal and self.text and core.system.seconds() - self.start > SHOW_AFTER then
     io.stderr:write("\r", self.text, "\27[K")
     self.on_line = true
   end
@@ -42,7 +42,7 @@ end
 ---@param metrics piper.Metrics
 function Progress:done(step, metrics)
   wipe(self)
-  local now = core.seconds()
+  local now = core.system.seconds()
   local left = (now - self.start) / (step - self.first) * (self.last - step)
   self.text = ("step %d/%d  loss %.4g  %.0f tokens/s  %s left"):format(step, self.last, metrics.loss,
     metrics.tokens_per_second, duration(left))

@@ -61,9 +61,9 @@ local function advance(self)
   if type(lr) ~= "number" or lr ~= lr or lr < 0 then
     check.fail("train: the learning rate of step %d is %s", step, check.show(lr))
   end
-  local start = core.seconds()
+  local start = core.system.seconds()
   local losses, norm = self.core:step(step, lr)
-  local seconds = core.seconds() - start
+  local seconds = core.system.seconds() - start
   self.step = step
   local loss = 0
   for _, term in ipairs(losses) do loss = loss + term end

@@ -11,7 +11,11 @@
 #include <sys/stat.h>
 
 #include "base/nearest.h"
+#include "bind/bind_data.h"
 #include "bind/bind_model.h"
+#include "bind/bind_plan.h"
+#include "bind/bind_run.h"
+#include "bind/bind_system.h"
 #include "bind/lua_modules.h"
 
 #define CHUNK_PREFIX "=[piper]/"
@@ -23,7 +27,9 @@ typedef struct CorePart {
 } CorePart;
 
 static const CorePart core_parts[] = {
-    {"graph", luaopen_piper_core_graph},
+    {"data", luaopen_piper_core_data},     {"graph", luaopen_piper_core_graph},
+    {"plan", luaopen_piper_core_plan},     {"run", luaopen_piper_core_run},
+    {"system", luaopen_piper_core_system},
     {NULL, NULL},
 };
 

@@ -51,11 +51,14 @@ static PiperStatus check(const Splitter *w, const Directive *x, PiperErr *err) {
                             "dim_name \"%s\" is the tag of a scope of the model; "
                             "choose another",
                             dim);
-  for (const Directive *y = w->s->at; y < x; y++)
-    if (y->kind == DIRECTIVE_SPLIT && strcmp(y->dim_name, dim) == 0)
-      return directive_fail(err, x, "dim_name \"%s\" was given to the split at %s; choose another",
-                            dim, y->line);
   return PIPER_OK;
+}
+
+/* The line of the first split with x's dim_name. */
+static const char *first_split_by(const Splitter *w, const Directive *x) {
+  const Directive *y = w->s->at;
+  while (y->kind != DIRECTIVE_SPLIT || strcmp(y->dim_name, x->dim_name) != 0) y++;
+  return y->line;
 }
 
 /* Copies 1 .. M-1 of the matched nodes, and the parts of all. */
@@ -68,6 +71,10 @@ static PiperStatus copy_nodes(Splitter *w, const Directive *x, PiperErr *err) {
   for (size_t k = 0; k < w->matched.n; k++) {
     const uint32_t u = w->matched.at[k];
     const int64_t lo = d->lo[u], hi = d->hi[u];
+    /* Parts of the DAG that have no node in common may use one name. */
+    if (dag_tags_index(d, d->tags[u], dim) >= 0)
+      return directive_fail(err, x, "dim_name \"%s\" was given to the split at %s; choose another",
+                            x->dim_name, first_split_by(w, x));
     if ((hi - lo) % m != 0)
       return directive_fail(err, x, "%lld samples%s do not divide into %lld microbatches",
                             (long long)(hi - lo), hi - lo < d->batch ? " of a microbatch" : "",

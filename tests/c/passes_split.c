@@ -240,7 +240,7 @@ static void errors(void) {
   strategy_split(&t, "", "", 2);
   passes_fail(g, 8, &t, "t.lua:1: split: dim_name is empty");
   strategy_split(&t, "PP=0", "MB", 2);
-  strategy_split(&t, "PP=1", "MB", 4);
+  strategy_split(&t, "PP=*", "MB", 4);
   passes_fail(g, 8, &t,
               "t.lua:2: split: dim_name \"MB\" was given to the split at t.lua:1; choose "
               "another");

@@ -1,0 +1,20 @@
+# Equal to one device again, when timing and queues change: random sleeps before every instruction,
+# and all streams of a rank in one queue.
+. "$srcdir/tests/lib/tap.sh"
+EQUAL_SHORT=1
+export EQUAL_SHORT
+
+again() { # NAME VARIABLE=VALUE...
+  name=$1
+  shift
+  env "$@" "$PIPER" "$srcdir/tests/lua/equal_exact.lua" >"$tmp/out" 2>&1
+  ok $? "$name ($(grep -c '^ok' "$tmp/out") comparisons)"
+  grep -v '^ok' "$tmp/out" | sed 's/^/# /' | head -20
+}
+for seed in 1 2 3; do
+  again "random sleeps, seed $seed" PIPER_JITTER=$seed:300
+done
+again "one queue a rank" PIPER_STREAMS=1
+again "one queue a rank, random sleeps" PIPER_STREAMS=1 PIPER_JITTER=4:300
+again "memory that starts as NaN" PIPER_POISON=1
+done_testing
