@@ -28,6 +28,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -486,7 +487,12 @@ static PiperStatus thread_start(CpuStream *s, PiperErr *err) {
   failure = pthread_create(&s->thread, NULL, stream_thread, s);
   pthread_sigmask(SIG_SETMASK, &before, NULL);
   s->started = failure == 0;
-  if (s->started) return PIPER_OK;
+  if (s->started) {
+    char name[16]; /* what top -H and a debugger show */
+    snprintf(name, sizeof name, "piper rank %d", (int)s->dev->cfg.rank);
+    pthread_setname_np(s->thread, name);
+    return PIPER_OK;
+  }
   atomic_fetch_sub(&hub->runnable, 1);
   return err_set(err, PIPER_EIO, "rank %d: no thread for stream %s: %s", (int)s->dev->cfg.rank,
                  s->name, strerror(failure));
