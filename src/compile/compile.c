@@ -73,6 +73,7 @@ PiperStatus compile_plan(const Graph *graph, const Strategy *strategy, const Com
   }
   plan->graph = graph;
   plan->options = options->plan;
+  plan->options.memory_limit = options->memory_limit;
   const PassOptions passes = {
       .float_bytes = dtype_bytes(options->plan.dtype),
       .clip = options->plan.clip_norm > 0,

@@ -99,6 +99,7 @@ typedef struct PlanOptions {
   OptimizerSpec optimizer;
   double clip_norm;          /* 0: none */
   bool single_stream;        /* PIPER_STREAMS=1: all streams of a rank collapse into one queue */
+  uint64_t memory_limit;     /* bytes a rank: up to it memory is spent where that saves time; 0: any */
 } PlanOptions;
 
 typedef struct Plan {

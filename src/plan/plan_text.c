@@ -287,22 +287,26 @@ static void seconds_text(double s, char *buf, size_t n) {
 }
 
 static bool put_prediction(const Plan *p, Text *t) {
-  char step[32], rule[2][32];
+  char step[32], other[32];
   double busy = 0;
   List l;
   if (p->predicted_seconds <= 0) return true;
   seconds_text(p->predicted_seconds, step, sizeof step);
-  for (int i = 0; i < 2; i++) seconds_text(p->predicted_rule[i], rule[i], sizeof rule[i]);
   if (!list_begin(&l, t, "predicted", NAME_WIDTH) || !list_item(&l, "step %s", step)) return false;
   if (p->busy_seconds != NULL) {
     for (uint32_t r = 0; r < p->n_ranks; r++) busy += p->busy_seconds[r];
     if (!list_item(&l, "bubble %.1f%%", 100 * (1 - busy / (p->n_ranks * p->predicted_seconds))))
       return false;
   }
-  if (p->order_rule != NULL && !list_item(&l, "order by %s", p->order_rule)) return false;
-  if (p->predicted_rule[0] > 0 && p->predicted_rule[1] > 0 &&
-      !list_item(&l, "critical_path %s, downstream %s", rule[0], rule[1]))
-    return false;
+  if (p->order_rule != NULL) {
+    const bool downstream = strcmp(p->order_rule, "downstream") == 0;
+    const double s = p->predicted_rule[!downstream];
+    seconds_text(s, other, sizeof other);
+    const bool held = s <= 0 ? list_item(&l, "order by %s", p->order_rule)
+                             : list_item(&l, "order by %s (by %s %s)", p->order_rule,
+                                         downstream ? "critical_path" : "downstream", other);
+    if (!held) return false;
+  }
   return put(t, "\n");
 }
 
@@ -326,11 +330,10 @@ static bool put_head(const Plan *p, Text *t) {
 
 static double mib(uint64_t bytes) { return (double)bytes / (1 << 20); }
 
-/* Of the figures of one rank: every row is one format. */
 static bool put_memory(const Plan *p, Text *t) {
-  bool held = put(t, "\n%-6s", "rank");
+  bool held = put(t, "\nmemory of each rank at its peak, MiB\n%-6s", "rank");
   for (int c = 0; c < MEM_COUNT; c++) held = held && put(t, "%13s", MEM_NAME[c]);
-  held = held && put(t, "%13s\n", "peak MiB");
+  held = held && put(t, "%13s\n", "peak");
   for (uint32_t r = 0; held && r < p->n_ranks; r++) {
     held = put(t, "%-6d", p->ranks[r].rank);
     for (int c = 0; held && c < MEM_COUNT; c++)
@@ -341,8 +344,8 @@ static bool put_memory(const Plan *p, Text *t) {
 }
 
 static bool put_traffic(const Plan *p, Text *t) {
-  bool held = put(t, "\n%-6s%9s%13s%9s%13s%13s%13s%11s%9s\n", "rank", "sends", "MiB", "recvs",
-                  "MiB", "all_reduces", "MiB", "computes", "busy");
+  bool held = put(t, "\na step of each rank\n%-6s%9s%13s%9s%13s%13s%13s%11s%9s\n", "rank", "sends",
+                  "MiB", "recvs", "MiB", "all_reduces", "MiB", "runs", "busy");
   for (uint32_t r = 0; held && r < p->n_ranks; r++) {
     const Traffic x = traffic_of(&p->ranks[r]);
     held = put(t, "%-6d%9llu%13.3f%9llu%13.3f%13llu%13.3f%11llu", p->ranks[r].rank,
@@ -360,7 +363,7 @@ static bool put_traffic(const Plan *p, Text *t) {
 
 static bool put_streams(const Plan *p, Text *t) {
   U32Vec n = {0};
-  bool held = put(t, "\n%-6s%s\n", "rank", "instructions of each stream");
+  bool held = put(t, "\ninstructions of each stream\n");
   for (uint32_t r = 0; held && r < p->n_ranks; r++) {
     const RankPlan *rank = &p->ranks[r];
     char name[16];

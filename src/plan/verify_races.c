@@ -212,20 +212,38 @@ static bool add_reader(Race *w, uint32_t *list, Reader x) {
   return true;
 }
 
-static PiperStatus read_segment(Race *w, uint32_t i, const Access *a, Segment *s) {
-  Verifier *v = w->v;
-  if (!w->rank->buffers.at[a->buffer].whole_step && s->buffer != a->buffer) {
-    if (s->writer == NONE)
-      return verify_fault(v, "%s reads %s, which nothing has written before",
-                          verify_label(v, w->index, i).text,
-                          verify_buffer(v, w->index, a->buffer).text);
-    return verify_fault(
-        v, "%s reads %s, whose bytes %s has overwritten with %s", verify_label(v, w->index, i).text,
-        verify_buffer(v, w->index, a->buffer).text, verify_label(v, w->index, s->writer).text,
-        verify_buffer(v, w->index, s->buffer).text);
+/* Who writes bytes of the buffer that instruction i reads; NONE: nobody. */
+static uint32_t find_writer(const Race *w, uint32_t i, const Access *read) {
+  const RankPlan *r = w->rank;
+  for (uint32_t j = 0; j < r->instrs.n; j++) {
+    const Instr *x = &r->instrs.at[j];
+    for (uint32_t k = 0; j != i && k < x->n_accesses; k++) {
+      const Access *a = &r->accesses.at[x->access_first + k];
+      if (a->write && a->buffer == read->buffer && a->lo < read->hi && read->lo < a->hi) return j;
+    }
   }
+  return NONE;
+}
+
+static PiperStatus unwritten(Race *w, uint32_t i, const Access *a, const Segment *s) {
+  Verifier *v = w->v;
+  const Label reader = verify_label(v, w->index, i), buffer = verify_buffer(v, w->index, a->buffer);
+  if (s->writer != NONE)
+    return verify_fault(v, "%s reads %s, whose bytes %s has overwritten with %s", reader.text,
+                        buffer.text, verify_label(v, w->index, s->writer).text,
+                        verify_buffer(v, w->index, s->buffer).text);
+  const uint32_t writer = find_writer(w, i, a);
+  if (writer == NONE)
+    return verify_fault(v, "%s reads %s, which nothing writes", reader.text, buffer.text);
+  return verify_fault(v, "race: %s may read %s before %s writes it", reader.text, buffer.text,
+                      verify_label(v, w->index, writer).text);
+}
+
+static PiperStatus read_segment(Race *w, uint32_t i, const Access *a, Segment *s) {
+  if (!w->rank->buffers.at[a->buffer].whole_step && s->buffer != a->buffer)
+    return unwritten(w, i, a, s);
   if (s->writer != NONE && s->writer != i) TRY(check_order(w, s->writer, s->buffer, i, a, true));
-  return add_reader(w, &s->readers, (Reader){i, a->buffer, NONE}) ? PIPER_OK : verify_nomem(v);
+  return add_reader(w, &s->readers, (Reader){i, a->buffer, NONE}) ? PIPER_OK : verify_nomem(w->v);
 }
 
 static PiperStatus write_segment(Race *w, uint32_t i, const Access *a, const Segment *s) {

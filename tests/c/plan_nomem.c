@@ -1,0 +1,50 @@
+/* A plan and all that is asked of it, with each allocation in turn failing. */
+#include "nomem.h"
+
+#include "lib/plans.h"
+#include "plan/plan_text.h"
+
+static PiperStatus whole_way(Plan *p, char **actions, char **table, PiperErr *err) {
+  TRY(plan_find_world(p, err));
+  TRY(plan_lower(p, err));
+  TRY(plan_place_memory(p, err));
+  plan_compute_digest(p);
+  TRY(plan_verify(p, NULL, err));
+  TRY(plan_actions(p, actions, err));
+  return plan_table(p, table, err);
+}
+
+int main(void) {
+  Graph *g = model_chain(3);
+  TestStrategy t = {0};
+  bool clean = true, struck = true;
+  long n = 0;
+  strategy_split(&t, "", "MB", 2);
+  strategy_place(&t, "PP=0", "0");
+  strategy_place(&t, "PP=1", "0,1");
+  strategy_place(&t, "PP=2", "1");
+  strategy_replicate(&t, "PP=1", "0,1");
+  strategy_order(&t, "MB=0 PP=2 PASS=F;MB=1 PP=2 PASS=F|MB=0 PP=2 PASS=B;MB=1 PP=2 PASS=B");
+  for (; struck && clean; n++) {
+    PiperErr err = {0};
+    char *actions = NULL, *table = NULL;
+    /* The DAG, the programs and the order are made before; only the plan's own code is tried. */
+    Plan *p = plans_prepared(g, &t, (PlanSpec){.batch = 8, .order_seed = 3}, &err);
+    if (p == NULL) bail(err.text);
+    nomem_at(n);
+    const PiperStatus st = whole_way(p, &actions, &table, &err);
+    struck = nomem_struck();
+    nomem_at(-1);
+    clean = st == (struck ? PIPER_ENOMEM : PIPER_OK);
+    if (!clean) diag("allocation %ld: status %d, %s", n, st, err.text);
+    free(actions);
+    free(table);
+    plan_free(p);
+  }
+  diag("%ld allocations", n - 1);
+  ok(clean, "each failing allocation is reported, and nothing else goes wrong");
+  ok(n > 100, "there are many");
+  strategy_clear(&t);
+  graph_free(g);
+  return done_testing();
+}

@@ -1,0 +1,140 @@
+/* plan_actions and plan_table. */
+#include "plan/plan_text.h"
+#include "lib/plans.h"
+
+static Plan *made(const Graph *g, TestStrategy *t, int64_t batch) {
+  Plan *p = plans_must(g, t, (PlanSpec){.batch = batch});
+  strategy_clear(t);
+  return p;
+}
+
+static void actions_are(Plan *p, const char *want, const char *name) {
+  char *text;
+  PiperErr err = {0};
+  if (plan_actions(p, &text, &err) != PIPER_OK) bail(err.text);
+  is_str(text, want, "%s", name);
+  free(text);
+  plan_free(p);
+}
+
+static void actions(void) {
+  Graph *g = model_chain(2);
+  TestStrategy t = {0};
+  plans_1f1b(&t, 2, 3, false);
+  actions_are(made(g, &t, 6), "0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1B0 1F1 1B1 1F2 1B2",
+              "1F1B: one line a rank, in order");
+  plans_1f1b(&t, 2, 2, true);
+  actions_are(made(g, &t, 4), "0F0 0F1 0I0 0W0 0I1 0W1\n1F0 1I0 1W0 1F1 1I1 1W1",
+              "halves of a backward pass are I and W");
+  actions_are(made(g, &t, 4), "0F0 1F0 1B0 0B0", "one device, no split");
+  strategy_place(&t, "PP=0", "3");
+  strategy_place(&t, "PP=1", "1,2");
+  strategy_replicate(&t, "PP=1", "1,2");
+  actions_are(made(g, &t, 4), "1F0 1B0\n1F0 1B0\n0F0 0B0", "ranks ascend; replicas do the same");
+  strategy_split(&t, "", "OUTER", 2);
+  strategy_split(&t, "", "INNER", 2);
+  strategy_order(&t, "OUTER=0 INNER=0 PASS=F;OUTER=0 INNER=1 PASS=F;OUTER=1 INNER=0 PASS=F;"
+                     "OUTER=1 INNER=1 PASS=F;PASS=B INNER=0;PASS=B INNER=1");
+  actions_are(made(g, &t, 4), "0F0 1F0 0F1 1F1 0F2 1F2 0F3 1F3 1B0 1B2 0B0 0B2 1B1 1B3 0B1 0B3",
+              "nested splits count through, outermost first");
+  strategy_split(&t, "", "MB", 2);
+  strategy_order(&t,
+                 "MB=0 PASS=F;MB=1 PP=0 PASS=F|MB=0 PP=1 PASS=B;MB=1 PP=1 PASS=F|MB=0 PP=0 PASS=B;"
+                 "MB=1 PASS=B");
+  actions_are(made(g, &t, 4), "0F0 1F0 (0F1+1B0) (1F1+0B0) 1B1 0B1",
+              "overlapped members are joined, in the order of the directive");
+  graph_free(g);
+
+  g = model_new();
+  ValueId h = model_linear(g, "front", model_input(g, "x"));
+  model_enter(g, "PP");
+  h = model_linear(g, "a", h);
+  model_enter(g, "LAYER");
+  h = model_op(g, OP_RELU, NULL, h, MODEL_NONE);
+  model_leave(g, "LAYER");
+  model_loss(g, model_op(g, OP_SUM_SQUARES, NULL, h, MODEL_NONE));
+  model_leave(g, "PP");
+  g->params.at[1].frozen = true;
+  model_cut(g);
+  actions_are(made(g, &t, 4), "-F0 -B0 0F0 0B0",
+              "- is outside every stage; several chunks are one action; empty passes are listed");
+  graph_free(g);
+  g = model_new();
+  model_loss(
+      g, model_op(g, OP_SUM_SQUARES, NULL, model_linear(g, "a", model_input(g, "x")), MODEL_NONE));
+  model_cut(g);
+  actions_are(made(g, &t, 4), "0F0 0B0", "a model without stages is stage 0");
+  graph_free(g);
+}
+
+static void table(void) {
+  Graph *g = model_chain(2);
+  TestStrategy t = {0};
+  char *text;
+  PiperErr err = {0};
+  plans_1f1b(&t, 2, 4, false);
+  Plan *p = plans_must(g, &t, (PlanSpec){.batch = 64, .options.clip_norm = 1});
+  p->predicted_seconds = 0.0123;
+  p->predicted_rule[0] = 0.0123;
+  p->predicted_rule[1] = 0.0125;
+  p->order_rule = "critical_path";
+  p->busy_seconds = calloc(p->n_ranks, sizeof *p->busy_seconds);
+  if (p->busy_seconds == NULL) bail("no memory");
+  p->busy_seconds[0] = 0.0082;
+  p->busy_seconds[1] = 0.0041;
+  p->digest = 0x123456789abcdef;
+  if (plan_table(p, &text, &err) != PIPER_OK) bail(err.text);
+  char *memory = strstr(text, "\n0    "), *rest = strstr(text, "\na step");
+  if (memory == NULL || rest == NULL) bail(text);
+  rest[0] = memory[1] = '\0'; /* the figures of the memory planner are tested elsewhere */
+  is_str(
+      text,
+      "plan          test, batch 64, f32, sgd, clip_norm 1\n"
+      "ranks         2 (0-1)\n"
+      "nodes         29, F 8, B 8, transfer 8, all_reduce 1, norm 2, update 2\n"
+      "instructions  38, run 20, send 8, recv 8, all_reduce 2, waits 28 (8 for reused memory)\n"
+      "predicted     step 12.3 ms, bubble 50.0%, order by critical_path (by downstream 12.5 ms)\n"
+      "digest        0123456789abcdef\n"
+      "\n"
+      "memory of each rank at its peak, MiB\n"
+      "rank         params        grads    optimizer  activations         comm    workspace        "
+      " peak\n",
+      "the head of a plan's table");
+  is_str(rest + 1,
+         "a step of each rank\n"
+         "rank      sends          MiB    recvs          MiB  all_reduces          MiB       runs  "
+         "   busy\n"
+         "0             4        0.001        4        0.001            1        0.000         10  "
+         "  66.7%\n"
+         "1             4        0.001        4        0.001            1        0.000         10  "
+         "  33.3%\n"
+         "\n"
+         "instructions of each stream\n"
+         "0     default_stream 10, pp_stream/F/0>1 4, pp_stream/B/1>0 4, dp_stream 1\n"
+         "1     pp_stream/F/0>1 4, default_stream 10, pp_stream/B/1>0 4, dp_stream 1",
+         "what each rank does in a step");
+  free(text);
+  plan_free(p);
+  graph_free(g);
+  strategy_clear(&t);
+
+  g = model_chain(12);
+  plans_1f1b(&t, 12, 4, false);
+  p = plans_must(g, &t, (PlanSpec){.batch = 64});
+  if (plan_table(p, &text, &err) != PIPER_OK) bail(err.text);
+  size_t widest = 0;
+  for (const char *line = text; *line != '\0';
+       line += strcspn(line, "\n") + (strchr(line, '\n') != NULL))
+    if (strcspn(line, "\n") > widest) widest = strcspn(line, "\n");
+  ok(widest <= 100, "at most 100 columns");
+  free(text);
+  plan_free(p);
+  graph_free(g);
+  strategy_clear(&t);
+}
+
+int main(void) {
+  actions();
+  table();
+  return done_testing();
+}
