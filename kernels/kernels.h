@@ -62,14 +62,16 @@ typedef struct AdamwStep {
   /* sums[j] += x[j]; y (+)= sums, rounded */                                                      \
   KERNEL(void, widen_add, (int64_t n, const void *x, double *sums))                                \
   KERNEL(void, narrow, (int64_t n, const double *sums, void *y, bool add))                         \
-  /* y[j] (+)= sum over i of x[i, j] */                                                            \
-  KERNEL(void, column_sums, (int64_t rows, int64_t columns, const void *x, void *y, bool add))     \
-  /* y[i, :] = table[ids[i], :], ids in 0 .. vocab - 1 */                                          \
-  KERNEL(int64_t, embedding, (int64_t n, int64_t vocab, int64_t width, const int32_t *ids,         \
-                              const void *table, void *y))                                         \
-  /* dtable[ids[i], :] += dy[i, :] in order of i; without 'add' every other row becomes zero */    \
-  KERNEL(int64_t, embedding_grad, (int64_t n, int64_t vocab, int64_t width, const int32_t *ids,    \
-                                   const void *dy, void *dtable, bool add))                        \
+  /* y[j] (+)= sum over i of x[i * ld + j], i < rows, j < columns */                               \
+  KERNEL(void, column_sums, (int64_t rows, int64_t columns, int64_t ld, const void *x, void *y,    \
+                             bool add))                                                            \
+  /* y[i, :] = table[ids[i], :] */                                                                 \
+  KERNEL(void, embedding, (int64_t n, int64_t width, const int32_t *ids, const void *table,        \
+                           void *y))                                                               \
+  /* dtable[ids[i], j] += dy[i, j] in order of i, j < columns <= width; without 'add' these columns \
+     of every other row become zero */                                                             \
+  KERNEL(void, embedding_grad, (int64_t n, int64_t vocab, int64_t columns, int64_t width,          \
+                                const int32_t *ids, const void *dy, void *dtable, bool add))       \
   /* *loss = sum over rows of -log softmax(logits[i, :])[targets[i]] */                            \
   KERNEL(int64_t, cross_entropy, (int64_t rows, int64_t classes, const void *logits,               \
                                   const int32_t *targets, double *loss))                           \

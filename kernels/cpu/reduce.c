@@ -60,14 +60,14 @@ void FN(narrow)(int64_t n, const double *restrict sums, void *y_, bool add) {
 }
 
 /* 4 'groups' of columns at once, their sums in registers. */
-ALWAYS_INLINE void FN(column_group)(const int groups, int64_t rows, int64_t columns,
+ALWAYS_INLINE void FN(column_group)(const int groups, int64_t rows, int64_t ld,
                                     const REAL *restrict x, REAL *restrict y, bool add) {
   FN(Wide) sums[8];
 #pragma GCC unroll 8
   for (int q = 0; q < groups; q++) sums[q] = (FN(Wide)){0};
   for (int64_t i = 0; i < rows; i++)
 #pragma GCC unroll 8
-    for (int q = 0; q < groups; q++) sums[q] += WIDE(x + i * columns + 4 * q);
+    for (int q = 0; q < groups; q++) sums[q] += WIDE(x + i * ld + 4 * q);
 #pragma GCC unroll 8
   for (int q = 0; q < groups; q++)
     for (int l = 0; l < 4; l++) {
@@ -76,15 +76,15 @@ ALWAYS_INLINE void FN(column_group)(const int groups, int64_t rows, int64_t colu
     }
 }
 
-void FN(column_sums)(int64_t rows, int64_t columns, const void *x_, void *y_, bool add) {
+void FN(column_sums)(int64_t rows, int64_t columns, int64_t ld, const void *x_, void *y_, bool add) {
   const REAL *x = x_;
   REAL *y = y_;
   int64_t j = 0;
-  for (; j + 32 <= columns; j += 32) FN(column_group)(8, rows, columns, x + j, y + j, add);
-  for (; j + 4 <= columns; j += 4) FN(column_group)(1, rows, columns, x + j, y + j, add);
+  for (; j + 32 <= columns; j += 32) FN(column_group)(8, rows, ld, x + j, y + j, add);
+  for (; j + 4 <= columns; j += 4) FN(column_group)(1, rows, ld, x + j, y + j, add);
   for (; j < columns; j++) {
     double sum = 0;
-    for (int64_t i = 0; i < rows; i++) sum += (double)x[i * columns + j];
+    for (int64_t i = 0; i < rows; i++) sum += (double)x[i * ld + j];
     y[j] = add ? y[j] + (REAL)sum : (REAL)sum;
   }
 }

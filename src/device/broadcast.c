@@ -3,7 +3,9 @@
  * advances by 1 element or stands still.
  *
  * A gradient is computed term by term (dy b, -dy a / b^2, ...) in y's shape, a tile at a time, and
- * summed over the repeated axes in f64, in an order that follows from the shapes alone. */
+ * summed over the repeated axes in f64, in an order that follows from the shapes alone.
+ *
+ * Items are positions of the outermost axis; of a gradient, of the outermost one that dx has. */
 #include "device/broadcast.h"
 
 #include <string.h>
@@ -61,24 +63,42 @@ static Nest nest_of(const KernelArg *out, const KernelArg *const arrays[ARRAYS])
   return nest;
 }
 
-/* A walk over some axes of a nest, row-major: positions in the three arrays and in y. */
+/* A walk over some axes of a nest, row-major: positions in the three arrays and in y. Of the first
+ * of the axes it sees positions lo .. hi - 1 only. */
 typedef struct Walk {
   int n;
   int axis[SHAPE_MAX_RANK];
+  int64_t lo, hi;
   int64_t at[SHAPE_MAX_RANK];
   int64_t offset[ARRAYS], y;
 } Walk;
 
-/* The next position; false: that was the last one, and the walk stands at the start again. */
+static void walk_advance(Walk *w, const Nest *nest, const int64_t *y_step, int d, int64_t by) {
+  for (int q = 0; q < ARRAYS; q++) w->offset[q] += by * nest->step[q][d];
+  w->y += by * y_step[d];
+}
+
+/* Restricts a walk that has not begun, and goes to its first position. */
+static void walk_restrict(Walk *w, const Nest *nest, const int64_t *y_step, int64_t lo, int64_t hi) {
+  w->lo = w->at[0] = lo;
+  w->hi = hi;
+  walk_advance(w, nest, y_step, w->axis[0], lo);
+}
+
+static void walk_add_axis(Walk *w, const Nest *nest, int d) {
+  if (w->n == 0) w->hi = nest->size[d];
+  w->axis[w->n++] = d;
+}
+
+/* The next position; false: that was the last one, and the walk stands at the first again. */
 static bool walk_next(Walk *w, const Nest *nest, const int64_t *y_step) {
   for (int i = w->n - 1; i >= 0; i--) {
     const int d = w->axis[i];
-    const bool carry = ++w->at[i] == nest->size[d];
-    const int64_t by = carry ? 1 - nest->size[d] : 1;
-    for (int q = 0; q < ARRAYS; q++) w->offset[q] += by * nest->step[q][d];
-    w->y += by * y_step[d];
+    const int64_t begin = i == 0 ? w->lo : 0, end = i == 0 ? w->hi : nest->size[d];
+    const bool carry = ++w->at[i] == end;
+    walk_advance(w, nest, y_step, d, carry ? 1 + begin - end : 1);
     if (!carry) return true;
-    w->at[i] = 0;
+    w->at[i] = begin;
   }
   return false;
 }
@@ -95,23 +115,31 @@ static const void *element(const void *p, int64_t i, size_t bytes) {
   return p == NULL ? NULL : (const unsigned char *)p + (size_t)i * bytes;
 }
 
-void broadcast_forward(const Kernels *k, OpKind op, const KernelArg *out, const KernelArg *a,
-                       const void *a_data, const KernelArg *b, const void *b_data, void *y) {
-  const Nest nest = nest_of(out, (const KernelArg *const[ARRAYS]){a, b, NULL});
-  const size_t bytes = dtype_bytes((DType)out->dtype);
+static Nest nest_of_y(const Broadcast *y) {
+  return nest_of(y->out, (const KernelArg *const[ARRAYS]){y->a, y->b, NULL});
+}
+
+int64_t broadcast_items(const Broadcast *y) { return nest_of_y(y).size[0]; }
+
+void broadcast_forward(const Kernels *k, const Broadcast *y, int64_t lo, int64_t hi) {
+  const Nest nest = nest_of_y(y);
+  const size_t bytes = dtype_bytes((DType)y->out->dtype);
   const int inner = nest.n - 1;
   const int a_step = (int)nest.step[0][inner], b_step = (int)nest.step[1][inner];
-  void (*run)(int64_t, const void *, int, const void *, int, void *) = op == OP_ADD   ? k->add
-                                                                       : op == OP_SUB ? k->sub
-                                                                       : op == OP_MUL ? k->mul
-                                                                                      : k->div;
+  void (*run)(int64_t, const void *, int, const void *, int, void *) = y->op == OP_ADD   ? k->add
+                                                                       : y->op == OP_SUB ? k->sub
+                                                                       : y->op == OP_MUL ? k->mul
+                                                                                         : k->div;
   int64_t y_step[SHAPE_MAX_RANK];
   y_steps(&nest, y_step);
-  Walk w = {.n = inner};
-  for (int d = 0; d < inner; d++) w.axis[d] = d;
+  Walk w = {.n = 0};
+  for (int d = 0; d < inner; d++) walk_add_axis(&w, &nest, d);
+  if (w.n > 0) walk_restrict(&w, &nest, y_step, lo, hi);
+  const int64_t from = w.n > 0 ? 0 : lo, n = w.n > 0 ? nest.size[inner] : hi - lo;
   do {
-    run(nest.size[inner], element(a_data, w.offset[0], bytes), a_step,
-        element(b_data, w.offset[1], bytes), b_step, (unsigned char *)y + (size_t)w.y * bytes);
+    run(n, element(y->a_data, w.offset[0] + from * a_step, bytes), a_step,
+        element(y->b_data, w.offset[1] + from * b_step, bytes), b_step,
+        (unsigned char *)y->y + (size_t)(w.y + from) * bytes);
   } while (walk_next(&w, &nest, y_step));
 }
 
@@ -140,8 +168,25 @@ static const void *terms(const Kernels *k, const BroadcastGrad *g, int64_t n, co
   }
 }
 
-void broadcast_grad(const Kernels *k, const BroadcastGrad *g) {
-  const Nest nest = nest_of(g->out, (const KernelArg *const[ARRAYS]){g->a, g->b, g->dst});
+static Nest nest_of_dx(const BroadcastGrad *g) {
+  return nest_of(g->out, (const KernelArg *const[ARRAYS]){g->a, g->b, g->dst});
+}
+
+/* The first axis that dx has; -1: it is one number. */
+static int first_kept(const Nest *nest) {
+  for (int d = 0; d < nest->n; d++)
+    if (nest->step[2][d] != 0) return d;
+  return -1;
+}
+
+int64_t broadcast_grad_items(const BroadcastGrad *g) {
+  const Nest nest = nest_of_dx(g);
+  const int d = first_kept(&nest);
+  return d >= 0 ? nest.size[d] : 1;
+}
+
+void broadcast_grad(const Kernels *k, const BroadcastGrad *g, int64_t lo, int64_t hi) {
+  const Nest nest = nest_of_dx(g);
   const size_t bytes = dtype_bytes((DType)g->out->dtype);
   const int inner = nest.n - 1;
   const int a_step = (int)nest.step[0][inner], b_step = (int)nest.step[1][inner];
@@ -149,10 +194,10 @@ void broadcast_grad(const Kernels *k, const BroadcastGrad *g) {
   int64_t y_step[SHAPE_MAX_RANK];
   y_steps(&nest, y_step);
   Walk kept = {.n = 0}, summed = {.n = 0};
-  for (int d = 0; d < inner; d++) {
-    Walk *w = nest.step[2][d] != 0 ? &kept : &summed;
-    w->axis[w->n++] = d;
-  }
+  for (int d = 0; d < inner; d++) walk_add_axis(nest.step[2][d] != 0 ? &kept : &summed, &nest, d);
+  if (kept.n > 0) walk_restrict(&kept, &nest, y_step, lo, hi);
+  const bool along_inner = kept.n == 0 && first_kept(&nest) == inner;
+  const int64_t begin = along_inner ? lo : 0, end = along_inner ? hi : nest.size[inner];
   union {
     float f32[TILE];
     double f64[TILE];
@@ -161,8 +206,8 @@ void broadcast_grad(const Kernels *k, const BroadcastGrad *g) {
   do {
     unsigned char *dx = (unsigned char *)g->dx + (size_t)kept.offset[2] * bytes;
     double total = 0;
-    for (int64_t j = 0; j < nest.size[inner]; j += TILE) {
-      const int64_t n = nest.size[inner] - j < TILE ? nest.size[inner] - j : TILE;
+    for (int64_t j = begin; j < end; j += TILE) {
+      const int64_t n = end - j < TILE ? end - j : TILE;
       if (inner_kept && summed.n > 0) memset(sums, 0, (size_t)n * sizeof *sums);
       do {
         const void *term =

@@ -9,11 +9,21 @@
 /* Whether 'a' repeated fits 'out'. */
 bool broadcast_fits(const KernelArg *a, const KernelArg *out);
 
-/* y = a op b; 'out' is y's shape and dtype. */
-void broadcast_forward(const Kernels *k, OpKind op, const KernelArg *out, const KernelArg *a,
-                       const void *a_data, const KernelArg *b, const void *b_data, void *y);
+/* y = a op b. */
+typedef struct Broadcast {
+  OpKind op;
+  const KernelArg *out; /* y's shape and dtype */
+  const KernelArg *a, *b;
+  const void *a_data, *b_data;
+  void *y;
+} Broadcast;
 
-/* One gradient of y = a op b. Operands that it does not read may be NULL. */
+/* The work falls into so many items, which may be done in any order and on different threads. */
+int64_t broadcast_items(const Broadcast *y);
+void broadcast_forward(const Kernels *k, const Broadcast *y, int64_t lo, int64_t hi);
+
+/* One gradient of y = a op b: dx (+)= the terms' sum over the axes along which operand wrt was
+ * repeated. Operands that it does not read may be NULL. */
 typedef struct BroadcastGrad {
   OpKind op;
   int wrt;             /* 0: a, 1: b */
@@ -25,7 +35,7 @@ typedef struct BroadcastGrad {
   void *dx;
 } BroadcastGrad;
 
-/* dx (+)= the terms' sum over the axes along which operand wrt was repeated. */
-void broadcast_grad(const Kernels *k, const BroadcastGrad *g);
+int64_t broadcast_grad_items(const BroadcastGrad *g);
+void broadcast_grad(const Kernels *k, const BroadcastGrad *g, int64_t lo, int64_t hi);
 
 #endif

@@ -1,6 +1,6 @@
 /* The CPU device. A stream is a flat list of commands, recorded once and replayed in each step.
  *
- * Compute streams are threads. Communication streams are state machines without one: see
+ * Compute streams are threads, each with a team that helps it (team.h). Communication streams are state machines without one: see
  * dev_cpu.h. A stream that something was done for is "poked". Poking a compute stream wakes its
  * thread if it is parked. Poking a communication stream adds a ticket; who adds the first one owns
  * the stream, moves it on as far as it goes, and gives it up only if no ticket came meanwhile. So
@@ -13,31 +13,23 @@
  * A thread that waits takes pieces of work from the hub's board, spins for a while, then parks; it
  * parks at once when there are more threads to run than cores. Correctness needs no helper: a
  * poke comes after the change it tells of, and the subscribers of each counter are known when the
- * step is captured.
- *
- * Parking: the thread sets 'parked', then looks at the counter again; the other side changes the
- * counter, then looks at 'parked'. All four are sequentially consistent, so one of them sees the
- * other's change. */
-#define _GNU_SOURCE /* sched_getaffinity */
+ * step is captured. */
 #include "device/dev_cpu.h"
 
+#include "base/cores.h"
 #include "base/vec.h"
 #include "device/ops_cpu.h"
+#include "device/team.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#define SPIN_NS 50000 /* waking a sleeping core takes 44 us, so it pays to spin about as long */
-#define SPIN_TURNS 40 /* without asking the kernel: some 1.5 us */
 #define BOARD_SLOTS 8
 #define DRAIN_WORKS 8
-#define CACHE_LINE 64
 
 /* Work of fewer pieces is done before a parked thread would be awake. */
 #define WAKE_PIECES 8
@@ -82,13 +74,11 @@ struct CpuStream {
   CpuStream *link;      /* in its owner's drain */
 
   /* Compute. */
+  Team *team;           /* NULL: the thread alone */
   OpsCpuScratch *scratch;
   pthread_t thread;
   bool started;
-  atomic_bool parked;
-  bool wake;            /* by mutex */
-  pthread_mutex_t mutex;
-  pthread_cond_t cond;
+  Parking parking;
 };
 
 struct CpuDevice {
@@ -108,13 +98,11 @@ struct CpuDevice {
 };
 
 struct DeviceHub {
-  int n_cores;
+  Crowd crowd;
   pthread_mutex_t mutex;
   pthread_cond_t cond;     /* a device finished, or must stop */
   atomic_int host_waits;
   VEC(CpuDevice *) devices; /* grows while devices are opened, by the host */
-  _Alignas(CACHE_LINE) atomic_int runnable; /* compute threads that are not parked */
-  atomic_int n_parked;
   _Alignas(CACHE_LINE) _Atomic(CpuWork *) board[BOARD_SLOTS];
 };
 
@@ -124,20 +112,6 @@ struct CpuDrain {
   CpuWork *works[DRAIN_WORKS]; /* started by this thread; pieces may be left */
   int n_works;
 };
-
-static uint64_t now_ns(void) {
-  struct timespec t;
-  clock_gettime(CLOCK_MONOTONIC, &t);
-  return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
-}
-
-static void cpu_relax(void) {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  __asm__ volatile("yield");
-#endif
-}
 
 static bool stopping(const CpuDevice *dev) {
   return atomic_load(dev->cfg.stop) != 0 || atomic_load(&dev->halted);
@@ -162,16 +136,9 @@ static void stream_at(CpuStream *s, uint32_t cursor) {
 
 /* ---- poking -------------------------------------------------------------------------------------- */
 
-static void unpark(CpuStream *s) {
-  pthread_mutex_lock(&s->mutex);
-  s->wake = true;
-  pthread_mutex_unlock(&s->mutex);
-  pthread_cond_signal(&s->cond);
-}
-
 static void poke(CpuStream *s, CpuDrain *d) {
   if (s->kind == DEVICE_STREAM_COMPUTE) {
-    if (atomic_load(&s->parked)) unpark(s);
+    if (is_parked(&s->parking)) unpark(&s->parking);
   } else if (atomic_fetch_add(&s->tickets, 1) == 0) {
     s->link = d->streams;
     d->streams = s;
@@ -290,13 +257,14 @@ static bool work_step(CpuWork *w, CpuDrain *d) {
 
 /* Large work: a parked thread is worth its waking if a core is free. */
 static void wake_helper(DeviceHub *hub) {
-  if (atomic_load(&hub->n_parked) == 0 || atomic_load(&hub->runnable) >= hub->n_cores) return;
+  Crowd *crowd = &hub->crowd;
+  if (atomic_load(&crowd->n_parked) == 0 || atomic_load(&crowd->runnable) >= crowd->n_cores) return;
   for (size_t i = 0; i < hub->devices.n; i++) {
     const CpuDevice *dev = hub->devices.at[i];
     for (size_t j = 0; j < dev->streams.n; j++) {
       CpuStream *s = dev->streams.at[j];
-      if (s->kind == DEVICE_STREAM_COMPUTE && atomic_load(&s->parked)) {
-        unpark(s);
+      if (s->kind == DEVICE_STREAM_COMPUTE && is_parked(&s->parking)) {
+        unpark(&s->parking);
         return;
       }
     }
@@ -354,49 +322,29 @@ static bool help(DeviceHub *hub) {
 
 /* ---- compute streams ------------------------------------------------------------------------------- */
 
-/* More threads to run than cores: spinning would take a core from one that has work. */
-static bool crowded(DeviceHub *hub) { return atomic_load(&hub->runnable) > hub->n_cores; }
+typedef struct CounterWait {
+  const CpuDevice *dev;
+  const atomic_ullong *counter;
+  uint64_t target;
+} CounterWait;
 
-static void park(CpuStream *s, const atomic_ullong *counter, uint64_t target) {
-  DeviceHub *hub = s->dev->hub;
-  pthread_mutex_lock(&s->mutex);
-  atomic_fetch_sub(&hub->runnable, 1);
-  atomic_fetch_add(&hub->n_parked, 1);
-  atomic_store(&s->parked, true);
-  while (!s->wake && atomic_load(counter) < target && !stopping(s->dev)) {
-    pthread_cond_wait(&s->cond, &s->mutex);
-  }
-  atomic_store(&s->parked, false);
-  s->wake = false;
-  atomic_fetch_sub(&hub->n_parked, 1);
-  atomic_fetch_add(&hub->runnable, 1);
-  pthread_mutex_unlock(&s->mutex);
-}
-
-/* One turn of a spin that began at 'begin' (0: begins now); false: it has lasted long enough. Turns
- * after the first few let the kernel run who is ready on this core: it often wakes the thread that
- * we wait for right here, though another core is idle, and would leave it waiting while we spin. */
-static bool spin(unsigned turn, uint64_t *begin) {
-  if (turn < SPIN_TURNS) {
-    cpu_relax();
-    return true;
-  }
-  if (turn == SPIN_TURNS) *begin = now_ns();
-  sched_yield();
-  return now_ns() - *begin < SPIN_NS;
+static bool wait_over(void *ctx) {
+  const CounterWait *w = ctx;
+  return atomic_load(w->counter) >= w->target || stopping(w->dev);
 }
 
 /* Until the counter has reached 'target', of which this stream is told; false: the job stops. */
 static bool wait_for(CpuStream *s, const atomic_ullong *counter, uint64_t target) {
   DeviceHub *hub = s->dev->hub;
+  CounterWait wait = {s->dev, counter, target};
   uint64_t begin = 0;
   for (unsigned turn = 0;; turn++) {
     if (stopping(s->dev)) return false;
     if (atomic_load(counter) >= target) return true;
     if (help(hub)) {
       turn = 0;
-    } else if (crowded(hub) || !spin(turn, &begin)) {
-      park(s, counter, target);
+    } else if (crowded(&hub->crowd) || !spin(turn, &begin)) {
+      park(&s->parking, &hub->crowd, wait_over, &wait);
       turn = 0;
     }
   }
@@ -470,32 +418,25 @@ static void *stream_thread(void *arg) {
     stream_finished(s);
   }
 out:
-  atomic_fetch_sub(&s->dev->hub->runnable, 1);
+  atomic_fetch_sub(&s->dev->hub->crowd.runnable, 1);
   return NULL;
 }
 
-/* Signals are for the main thread, except those that tell of a fault right here. */
-static PiperStatus thread_start(CpuStream *s, PiperErr *err) {
-  static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGPROF};
-  DeviceHub *hub = s->dev->hub;
-  sigset_t block, before;
-  int failure;
-  sigfillset(&block);
-  for (size_t i = 0; i < sizeof own / sizeof *own; i++) sigdelset(&block, own[i]);
-  pthread_sigmask(SIG_SETMASK, &block, &before);
-  atomic_fetch_add(&hub->runnable, 1);
-  failure = pthread_create(&s->thread, NULL, stream_thread, s);
-  pthread_sigmask(SIG_SETMASK, &before, NULL);
-  s->started = failure == 0;
-  if (s->started) {
-    char name[16]; /* what top -H and a debugger show */
-    snprintf(name, sizeof name, "piper rank %d", (int)s->dev->cfg.rank);
-    pthread_setname_np(s->thread, name);
-    return PIPER_OK;
-  }
-  atomic_fetch_sub(&hub->runnable, 1);
-  return err_set(err, PIPER_EIO, "rank %d: no thread for stream %s: %s", (int)s->dev->cfg.rank,
-                 s->name, strerror(failure));
+/* What top -H and a debugger show of a device's threads. */
+static const char *thread_name(const CpuDevice *dev, char buf[16]) {
+  snprintf(buf, 16, "piper rank %d", (int)dev->cfg.rank);
+  return buf;
+}
+
+static PiperStatus stream_start(CpuStream *s, PiperErr *err) {
+  atomic_int *runnable = &s->dev->hub->crowd.runnable;
+  char name[16];
+  atomic_fetch_add(runnable, 1);
+  const PiperStatus st =
+      thread_start(&s->thread, stream_thread, s, thread_name(s->dev, name), err);
+  s->started = st == PIPER_OK;
+  if (!s->started) atomic_fetch_sub(runnable, 1);
+  return st;
 }
 
 /* ---- the interface: memory --------------------------------------------------------------------------- */
@@ -562,8 +503,7 @@ static PiperStatus cpu_stream_new(Device *base, const char *name, DeviceStreamKi
   s->base.device = base;
   s->dev = dev;
   s->kind = kind;
-  pthread_mutex_init(&s->mutex, NULL);
-  pthread_cond_init(&s->cond, NULL);
+  parking_init(&s->parking);
   dev->streams.at[dev->streams.n++] = s;
   *out = &s->base;
   return PIPER_OK;
@@ -604,13 +544,22 @@ static PiperStatus cpu_check(Device *base, const KernelCall *calls, uint32_t n_c
   return ops_cpu_check(calls, n_calls, base_bytes, n_bases, err);
 }
 
+/* What a stream needs that computes. */
+static PiperStatus prepare_compute(CpuStream *s, PiperErr *err) {
+  const uint32_t n_threads = s->dev->cfg.n_threads;
+  char name[16];
+  if (n_threads > 1)
+    TRY(team_new(n_threads, &s->dev->hub->crowd, thread_name(s->dev, name), &s->team, err));
+  return ops_cpu_scratch_new(NULL, s->team, &s->scratch, err);
+}
+
 static PiperStatus cpu_run(DeviceStream *base, const KernelRun *run, uint32_t label,
                            PiperErr *err) {
   CpuStream *s = (CpuStream *)base;
   if (s->kind != DEVICE_STREAM_COMPUTE) {
     return err_set(err, PIPER_EBUG, "stream %s: computation on a communication stream", s->name);
   }
-  if (s->scratch == NULL) TRY(ops_cpu_scratch_new(NULL, &s->scratch, err));
+  if (s->scratch == NULL) TRY(prepare_compute(s, err));
   return enqueue(s, (Cmd){.kind = CMD_RUN, .label = label, .as.run = run}, err);
 }
 
@@ -649,7 +598,7 @@ static PiperStatus cpu_capture_end(Device *base, PiperErr *err) {
   dev->captured = true;
   for (size_t i = 0; i < dev->streams.n; i++) {
     if (dev->streams.at[i]->kind == DEVICE_STREAM_COMPUTE) {
-      TRY(thread_start(dev->streams.at[i], err));
+      TRY(stream_start(dev->streams.at[i], err));
     }
   }
   return PIPER_OK;
@@ -669,7 +618,7 @@ static PiperStatus cpu_launch(Device *base, PiperErr *err) {
   atomic_store(&dev->launched, step);
   for (size_t i = 0; i < dev->streams.n; i++) {
     CpuStream *s = dev->streams.at[i];
-    if (s->kind == DEVICE_STREAM_COMPUTE && atomic_load(&s->parked)) unpark(s);
+    if (s->kind == DEVICE_STREAM_COMPUTE && is_parked(&s->parking)) unpark(&s->parking);
   }
   if (first_compute(dev) == NULL) poke_queues(dev);
   return PIPER_OK;
@@ -685,7 +634,7 @@ static PiperStatus cpu_sync(Device *base, int timeout_ms, bool *done, PiperErr *
   for (unsigned turn = 0;; turn++) {
     *done = atomic_load(&dev->finished) >= step;
     if (*done || stopping(dev) || timeout_ms <= 0) return PIPER_OK;
-    if (atomic_load(&hub->runnable) >= hub->n_cores || !spin(turn, &begin)) break;
+    if (atomic_load(&hub->crowd.runnable) >= hub->crowd.n_cores || !spin(turn, &begin)) break;
   }
   clock_gettime(CLOCK_MONOTONIC, &until);
   until.tv_sec += timeout_ms / 1000;
@@ -733,7 +682,7 @@ static void cpu_abort(Device *base) {
   CpuDevice *dev = (CpuDevice *)base;
   for (size_t i = 0; i < dev->streams.n; i++) {
     CpuStream *s = dev->streams.at[i];
-    if (s->kind == DEVICE_STREAM_COMPUTE && atomic_load(&s->parked)) unpark(s);
+    if (s->kind == DEVICE_STREAM_COMPUTE && is_parked(&s->parking)) unpark(&s->parking);
   }
   pthread_mutex_lock(&dev->hub->mutex);
   pthread_cond_broadcast(&dev->hub->cond);
@@ -755,10 +704,9 @@ static void cpu_halt(Device *base) {
 static PiperStatus cpu_hub_open(DeviceHub **out, PiperErr *err) {
   DeviceHub *hub = NULL;
   pthread_condattr_t attr;
-  cpu_set_t set;
   if (posix_memalign((void **)&hub, CACHE_LINE, sizeof *hub) != 0) return err_nomem(err, "hub");
   memset(hub, 0, sizeof *hub);
-  hub->n_cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  hub->crowd.n_cores = cores_available();
   pthread_mutex_init(&hub->mutex, NULL);
   pthread_condattr_init(&attr);
   pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
@@ -802,8 +750,8 @@ static void cpu_close(Device *base) {
   }
   for (size_t i = 0; i < dev->streams.n; i++) {
     CpuStream *s = dev->streams.at[i];
-    pthread_cond_destroy(&s->cond);
-    pthread_mutex_destroy(&s->mutex);
+    team_free(s->team);
+    parking_destroy(&s->parking);
     vec_free(&s->cmds);
     ops_cpu_scratch_free(s->scratch);
     free(s->name);

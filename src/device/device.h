@@ -39,6 +39,7 @@ typedef enum DeviceStreamKind {
 
 typedef struct DeviceConfig {
   int32_t rank;
+  uint32_t n_threads; /* that a compute stream computes with, where threads do; 0 counts as 1 */
   DeviceHub *hub;
   /* Set (not 0) when the job fails or is interrupted, by whoever finds out, who then calls 'abort'.
    * Every wait and every instruction looks at it. Outlives the device. */

@@ -12,15 +12,18 @@
 
 struct OpsCpuScratch {
   const KernelTable *table;
-  _Alignas(64) unsigned char gemm[KERNEL_SCRATCH_BYTES];
+  Team *team;
+  _Alignas(64) unsigned char of_threads[]; /* KERNEL_SCRATCH_BYTES each */
 };
-_Static_assert(sizeof(OpsCpuScratch) == OPS_CPU_SCRATCH_BYTES, "see ops_cpu.h");
+_Static_assert(sizeof(OpsCpuScratch) + KERNEL_SCRATCH_BYTES == OPS_CPU_SCRATCH_BYTES(1), "see ops_cpu.h");
 
-PiperStatus ops_cpu_scratch_new(const KernelTable *table, OpsCpuScratch **out, PiperErr *err) {
+PiperStatus ops_cpu_scratch_new(const KernelTable *table, Team *team, OpsCpuScratch **out,
+                                PiperErr *err) {
   if (table == NULL) TRY(cpu_isa_select(&table, err));
-  OpsCpuScratch *s = aligned_alloc(64, sizeof *s);
+  OpsCpuScratch *s = aligned_alloc(64, OPS_CPU_SCRATCH_BYTES(team_threads(team)));
   if (s == NULL) return err_nomem(err, "kernels");
   s->table = table;
+  s->team = team;
   *out = s;
   return PIPER_OK;
 }
@@ -28,6 +31,14 @@ PiperStatus ops_cpu_scratch_new(const KernelTable *table, OpsCpuScratch **out, P
 void ops_cpu_scratch_free(OpsCpuScratch *s) { free(s); }
 
 /* ---- products ---------------------------------------------------------------------------------- */
+
+/* The gradient of a linear's bias; arg: the rows. */
+static void column_sums(const Op *o, const void *arg, int64_t lo, int64_t hi, uint32_t thread) {
+  enum { N = 3 };
+  (void)thread;
+  o->k->column_sums(*(const int64_t *)arg, hi - lo, last(o, DY(N), 0), op_at(o, DY(N), lo),
+                    op_at(o, DX(N), lo), o->add);
+}
 
 static PiperStatus run_linear(Op *o) {
   enum { X, W, B, N };
@@ -41,10 +52,9 @@ static PiperStatus run_linear(Op *o) {
     NEED(last(o, X, 0) == in && last(o, OUT(N), 0) == out && count(o, OUT(N)) == rows * out);
     NEED(!has(o, B) || (is(o, B, t) && count(o, B) == out));
     COMPUTE();
-    o->k->gemm(&(Gemm){.m = rows, .n = out, .k = in, .a = o->at[X], .lda = in, .b = o->at[W],
+    op_gemm(o, &(Gemm){.m = rows, .n = out, .k = in, .a = o->at[X], .lda = in, .b = o->at[W],
                        .ldb = in, .b_trans = true, .c = o->at[OUT(N)], .ldc = out,
-                       .start = has(o, B) ? o->at[B] : NULL},
-               o->scratch);
+                       .start = has(o, B) ? o->at[B] : NULL});
     return PIPER_OK;
   }
   NEED(is_real(o, DY(N)) && is(o, DX(N), (DType)arg(o, DY(N))->dtype) && arg(o, DY(N))->rank >= 1);
@@ -55,7 +65,7 @@ static PiperStatus run_linear(Op *o) {
   if (wrt == B) {
     NEED(count(o, DX(N)) == out);
     COMPUTE();
-    o->k->column_sums(rows, out, dy, dx, o->add);
+    op_split(o, out, 2 * OP_LINE, (double)rows, column_sums, &rows);
     return PIPER_OK;
   }
   const int w = wrt == X ? W : DX(N), x = wrt == X ? DX(N) : X;
@@ -64,29 +74,35 @@ static PiperStatus run_linear(Op *o) {
   NEED(last(o, w, 1) == out && last(o, x, 0) == in && count(o, x) == rows * in);
   COMPUTE();
   if (wrt == X) /* dy [rows, out] W [out, in] */
-    o->k->gemm(&(Gemm){.m = rows, .n = in, .k = out, .a = dy, .lda = out, .b = o->at[W], .ldb = in,
-                       .c = dx, .ldc = in, .start = o->add ? dx : NULL, .ld_start = in},
-               o->scratch);
+    op_gemm(o, &(Gemm){.m = rows, .n = in, .k = out, .a = dy, .lda = out, .b = o->at[W], .ldb = in,
+                       .c = dx, .ldc = in, .start = o->add ? dx : NULL, .ld_start = in});
   else /* dy^T [out, rows] x [rows, in] */
-    o->k->gemm(&(Gemm){.m = out, .n = in, .k = rows, .a = dy, .lda = out, .a_trans = true,
+    op_gemm(o, &(Gemm){.m = out, .n = in, .k = rows, .a = dy, .lda = out, .a_trans = true,
                        .b = o->at[X], .ldb = in, .c = dx, .ldc = in, .start = o->add ? dx : NULL,
-                       .ld_start = in},
-               o->scratch);
+                       .ld_start = in});
   return PIPER_OK;
 }
 
-/* 'batch' products that lie behind one another. */
-static void batched_gemm(const Op *o, int64_t batch, Gemm g) {
-  const size_t bytes = dtype_bytes((DType)arg(o, backward(o) ? DY(2) : OUT(2))->dtype);
-  const size_t a = (size_t)(g.m * g.k) * bytes, b = (size_t)(g.k * g.n) * bytes;
-  const size_t c = (size_t)(g.m * g.n) * bytes;
-  for (int64_t i = 0; i < batch; i++) {
-    o->k->gemm(&g, o->scratch);
-    g.a = (const unsigned char *)g.a + a;
-    g.b = (const unsigned char *)g.b + b;
-    g.c = (unsigned char *)g.c + c;
-    if (g.start != NULL) g.start = (const unsigned char *)g.start + c;
+/* Products lo .. hi - 1 of several that lie behind one another; arg: the first. */
+static void some_products(const Op *o, const void *arg, int64_t lo, int64_t hi, uint32_t thread) {
+  const Gemm *first = arg;
+  const size_t a = (size_t)(first->m * first->k) * o->real_bytes;
+  const size_t b = (size_t)(first->k * first->n) * o->real_bytes;
+  const size_t c = (size_t)(first->m * first->n) * o->real_bytes;
+  for (size_t i = (size_t)lo; i < (size_t)hi; i++) {
+    Gemm g = *first;
+    g.a = (const unsigned char *)g.a + i * a;
+    g.b = (const unsigned char *)g.b + i * b;
+    g.c = (unsigned char *)g.c + i * c;
+    if (g.start != NULL) g.start = (const unsigned char *)g.start + i * c;
+    o->k->gemm(&g, op_scratch(o, thread));
   }
+}
+
+static void batched_gemm(const Op *o, int64_t batch, Gemm g) {
+  const double flops = 2.0 * (double)g.m * (double)g.n * (double)g.k;
+  if (batch == 1) op_gemm(o, &g);
+  else op_split(o, batch, 1, flops / OP_FLOPS_PER_WORK, some_products, &g);
 }
 
 static PiperStatus run_matmul(Op *o) {
@@ -125,6 +141,25 @@ static PiperStatus run_matmul(Op *o) {
   return PIPER_OK;
 }
 
+static void embedding_rows(const Op *o, const void *arg, int64_t lo, int64_t hi, uint32_t thread) {
+  enum { IDS, TABLE, N };
+  const int64_t width = last(o, TABLE, 0);
+  (void)arg;
+  (void)thread;
+  o->k->embedding(hi - lo, width, (const int32_t *)o->at[IDS] + lo, o->at[TABLE],
+                  op_at(o, OUT(N), lo * width));
+}
+
+/* Columns of the table, not rows: some ids are much more frequent than others. */
+static void embedding_grad_columns(const Op *o, const void *arg, int64_t lo, int64_t hi,
+                                   uint32_t thread) {
+  enum { IDS, TABLE, N };
+  (void)arg;
+  (void)thread;
+  o->k->embedding_grad(count(o, IDS), last(o, DX(N), 1), hi - lo, last(o, DX(N), 0), o->at[IDS],
+                       op_at(o, DY(N), lo), op_at(o, DX(N), lo), o->add);
+}
+
 static PiperStatus run_embedding(Op *o) {
   enum { IDS, TABLE, N };
   const int table = backward(o) ? DX(N) : TABLE, y = backward(o) ? DY(N) : OUT(N);
@@ -135,34 +170,50 @@ static PiperStatus run_embedding(Op *o) {
   NEED(last(o, y, 0) == width && count(o, y) == n * width);
   COMPUTE();
   const int32_t *ids = o->at[IDS];
-  const int64_t bad =
-      backward(o) ? o->k->embedding_grad(n, vocab, width, ids, o->at[y], o->at[table], o->add)
-                  : o->k->embedding(n, vocab, width, ids, o->at[table], o->at[y]);
-  if (bad >= 0)
-    return err_set(o->err, PIPER_EUSER, "embedding: id %d is outside 0..%lld", (int)ids[bad],
-                   (long long)vocab - 1);
+  for (int64_t i = 0; i < n; i++)
+    if (ids[i] < 0 || ids[i] >= vocab)
+      return err_set(o->err, PIPER_EUSER, "embedding: id %d is outside 0..%lld", (int)ids[i],
+                     (long long)vocab - 1);
+  if (!backward(o)) op_split(o, n, 1, 2 * (double)width, embedding_rows, NULL);
+  else op_split(o, width, OP_LINE, 3 * (double)n + (o->add ? 0 : (double)vocab), embedding_grad_columns, NULL);
   return PIPER_OK;
 }
 
 /* ---- elementwise ------------------------------------------------------------------------------- */
+
+/* The positions of the operand and result of a unary op, or of the gradients. */
+#define FROM(o) (backward(o) ? DY(1) : 0)
+#define TO(o) (backward(o) ? DX(1) : OUT(1))
+
+static void relu_part(const Op *o, const void *arg, int64_t lo, int64_t hi, uint32_t thread) {
+  const void *from = op_at(o, FROM(o), lo);
+  void *to = op_at(o, TO(o), lo);
+  (void)arg;
+  (void)thread;
+  if (backward(o)) o->k->relu_grad(hi - lo, op_at(o, OUT(1), lo), from, to, o->add);
+  else o->k->relu(hi - lo, from, to);
+}
 
 static PiperStatus run_relu(Op *o) {
   int from, to;
   TRY(unary(o, &from, &to));
   NEED(!backward(o) || (is(o, OUT(1), (DType)arg(o, to)->dtype) && same_shape(o, OUT(1), to)));
   COMPUTE();
-  if (backward(o))
-    o->k->relu_grad(count(o, to), o->at[OUT(1)], o->at[from], o->at[to], o->add);
-  else
-    o->k->relu(count(o, to), o->at[from], o->at[to]);
+  op_split(o, count(o, to), OP_LINE, 3, relu_part, NULL);
   return PIPER_OK;
+}
+
+static void scale_part(const Op *o, const void *arg, int64_t lo, int64_t hi, uint32_t thread) {
+  (void)arg;
+  (void)thread;
+  o->k->scale(hi - lo, o->call->attrs.d[0], op_at(o, FROM(o), lo), op_at(o, TO(o), lo), o->add);
 }
 
 static PiperStatus run_scale(Op *o) {
   int from, to;
   TRY(unary(o, &from, &to));
   COMPUTE();
-  o->k->scale(count(o, to), o->call->attrs.d[0], o->at[from], o->at[to], o->add);
+  op_split(o, count(o, to), OP_LINE, 2, scale_part, NULL);
   return PIPER_OK;
 }
 
@@ -170,7 +221,7 @@ static PiperStatus run_reshape(Op *o) {
   int from, to;
   TRY(unary(o, &from, &to));
   COMPUTE();
-  copy_or_add(o, count(o, to), (DType)arg(o, to)->dtype, o->at[from], o->at[to]);
+  op_copy_or_add(o, from, to);
   return PIPER_OK;
 }
 
@@ -178,12 +229,19 @@ static PiperStatus run_once(Op *o) {
   int from, to;
   TRY(unary(o, &from, &to));
   COMPUTE();
-  const DType t = (DType)arg(o, to)->dtype;
-  if (o->run->sample_lo == 0)
-    copy_or_add(o, count(o, to), t, o->at[from], o->at[to]);
-  else if (!o->add)
-    memset(o->at[to], 0, (size_t)count(o, to) * dtype_bytes(t));
+  if (o->run->sample_lo == 0) op_copy_or_add(o, from, to);
+  else if (!o->add) op_fill(o, to, 0, false);
   return PIPER_OK;
+}
+
+static void binary_part(const Op *o, const void *arg, int64_t lo, int64_t hi, uint32_t thread) {
+  (void)thread;
+  broadcast_forward(o->k, arg, lo, hi);
+}
+
+static void binary_grad_part(const Op *o, const void *arg, int64_t lo, int64_t hi, uint32_t thread) {
+  (void)thread;
+  broadcast_grad(o->k, arg, lo, hi);
 }
 
 static PiperStatus run_binary(Op *o) {
@@ -196,8 +254,16 @@ static PiperStatus run_binary(Op *o) {
     NEED(is(o, A, t) && is(o, B, t));
     NEED(broadcast_fits(arg(o, A), arg(o, OUT(N))) && broadcast_fits(arg(o, B), arg(o, OUT(N))));
     COMPUTE();
-    broadcast_forward(o->k, op, arg(o, OUT(N)), arg(o, A), o->at[A], arg(o, B), o->at[B],
-                      o->at[OUT(N)]);
+    const Broadcast y = {.op = op,
+                         .out = arg(o, OUT(N)),
+                         .a = arg(o, A),
+                         .b = arg(o, B),
+                         .a_data = o->at[A],
+                         .b_data = o->at[B],
+                         .y = o->at[OUT(N)]};
+    const int64_t n = broadcast_items(&y);
+    op_split(o, n, n == count(o, OUT(N)) ? OP_LINE : 1, 3 * (double)count(o, OUT(N)) / (double)n,
+             binary_part, &y);
     return PIPER_OK;
   }
   NEED(wrt <= B && is_real(o, DY(N)));
@@ -208,47 +274,76 @@ static PiperStatus run_binary(Op *o) {
   NEED(!reads_a || (is(o, A, t) && broadcast_fits(arg(o, A), arg(o, DY(N)))));
   NEED(!reads_b || (is(o, B, t) && broadcast_fits(arg(o, B), arg(o, DY(N)))));
   COMPUTE();
-  broadcast_grad(o->k, &(BroadcastGrad){.op = op,
-                                        .wrt = wrt,
-                                        .add = o->add,
-                                        .out = arg(o, DY(N)),
-                                        .a = reads_a ? arg(o, A) : NULL,
-                                        .b = reads_b ? arg(o, B) : NULL,
-                                        .dst = arg(o, DX(N)),
-                                        .dy = o->at[DY(N)],
-                                        .a_data = o->at[A],
-                                        .b_data = o->at[B],
-                                        .dx = o->at[DX(N)]});
+  const BroadcastGrad g = {.op = op,
+                           .wrt = wrt,
+                           .add = o->add,
+                           .out = arg(o, DY(N)),
+                           .a = reads_a ? arg(o, A) : NULL,
+                           .b = reads_b ? arg(o, B) : NULL,
+                           .dst = arg(o, DX(N)),
+                           .dy = o->at[DY(N)],
+                           .a_data = o->at[A],
+                           .b_data = o->at[B],
+                           .dx = o->at[DX(N)]};
+  const int64_t n = broadcast_grad_items(&g);
+  op_split(o, n, n == count(o, DX(N)) ? OP_LINE : 1, 3 * (double)count(o, DY(N)) / (double)n,
+           binary_grad_part, &g);
   return PIPER_OK;
 }
 
 /* ---- to a scalar ------------------------------------------------------------------------------- */
 
+static double sum_term(const Op *o, const void *arg, int64_t lo, int64_t hi) {
+  const int x = *(const int *)arg;
+  return o->k->sum(hi - lo, op_at(o, x, lo));
+}
+
+static double sum_squares_term(const Op *o, const void *arg, int64_t lo, int64_t hi) {
+  const int x = *(const int *)arg;
+  return o->k->sum_squares(hi - lo, op_at(o, x, lo));
+}
+
+static double squared_difference_term(const Op *o, const void *arg, int64_t lo, int64_t hi) {
+  (void)arg;
+  return o->k->sum_squared_difference(hi - lo, op_at(o, 0, lo), op_at(o, 1, lo));
+}
+
+static void sum_squares_grad_part(const Op *o, const void *arg, int64_t lo, int64_t hi,
+                                  uint32_t thread) {
+  const double dy = *(const double *)arg;
+  (void)thread;
+  o->k->scale(hi - lo, 2 * dy, op_at(o, 0, lo), op_at(o, DX(1), lo), o->add);
+}
+
 /* sum, mean, sum_squares */
 static PiperStatus run_sum(Op *o) {
   enum { X, N };
+  static const int x = X;
   const OpKind op = (OpKind)o->call->op;
   const double divisor = op == OP_MEAN ? o->call->attrs.d[0] : 1;
   NEED(divisor > 0 && o->call->wrt == 0);
   if (!backward(o)) {
     NEED(is_real(o, X) && is_scalar(o, OUT(N), (DType)arg(o, X)->dtype));
     COMPUTE();
-    const double sum = op == OP_SUM_SQUARES ? o->k->sum_squares(count(o, X), o->at[X])
-                                            : o->k->sum(count(o, X), o->at[X]);
-    set_real(o->at[OUT(N)], (DType)arg(o, X)->dtype, sum / divisor);
+    OpTerm *term = op == OP_SUM_SQUARES ? sum_squares_term : sum_term;
+    set_real(o->at[OUT(N)], (DType)arg(o, X)->dtype, op_sum(o, count(o, X), 1, term, &x) / divisor);
     return PIPER_OK;
   }
   NEED(is_real(o, DX(N)) && is_scalar(o, DY(N), (DType)arg(o, DX(N))->dtype));
   const DType t = (DType)arg(o, DX(N))->dtype;
-  const int64_t n = count(o, DX(N));
   NEED(op != OP_SUM_SQUARES || (is(o, X, t) && same_shape(o, X, DX(N))));
   COMPUTE();
   const double dy = real_at(o->at[DY(N)], t);
-  if (op == OP_SUM_SQUARES)
-    o->k->scale(n, 2 * dy, o->at[X], o->at[DX(N)], o->add);
-  else
-    o->k->fill(n, dy / divisor, o->at[DX(N)], o->add);
+  if (op == OP_SUM_SQUARES) op_split(o, count(o, X), OP_LINE, 2, sum_squares_grad_part, &dy);
+  else op_fill(o, DX(N), dy / divisor, o->add);
   return PIPER_OK;
+}
+
+static void mse_grad_part(const Op *o, const void *arg, int64_t lo, int64_t hi, uint32_t thread) {
+  const double factor = *(const double *)arg;
+  (void)thread;
+  o->k->scaled_difference(hi - lo, factor, op_at(o, 0, lo), op_at(o, 1, lo), op_at(o, DX(2), lo),
+                          o->add);
 }
 
 static PiperStatus run_mse(Op *o) {
@@ -260,14 +355,14 @@ static PiperStatus run_mse(Op *o) {
   if (!backward(o)) {
     NEED(is_scalar(o, OUT(N), t));
     COMPUTE();
-    set_real(o->at[OUT(N)], t, o->k->sum_squared_difference(n, o->at[X], o->at[Y]) / divisor);
+    set_real(o->at[OUT(N)], t, op_sum(o, n, 2, squared_difference_term, NULL) / divisor);
     return PIPER_OK;
   }
   NEED(o->call->wrt <= Y && is_scalar(o, DY(N), t) && is(o, DX(N), t) && same_shape(o, X, DX(N)));
   COMPUTE();
-  const double factor = 2 * real_at(o->at[DY(N)], t) / divisor;
-  o->k->scaled_difference(n, o->call->wrt == X ? factor : -factor, o->at[X], o->at[Y],
-                          o->at[DX(N)], o->add);
+  const double of_x = 2 * real_at(o->at[DY(N)], t) / divisor;
+  const double factor = o->call->wrt == X ? of_x : -of_x;
+  op_split(o, n, OP_LINE, 3, mse_grad_part, &factor);
   return PIPER_OK;
 }
 
@@ -304,14 +399,14 @@ static PiperStatus run_cross_entropy(Op *o) {
 static PiperStatus run_fill(Op *o) {
   NEED(is_real(o, 0));
   COMPUTE();
-  o->k->fill(count(o, 0), o->call->attrs.d[0], o->at[0], false);
+  op_fill(o, 0, o->call->attrs.d[0], false);
   return PIPER_OK;
 }
 
 static PiperStatus run_accumulate(Op *o) {
   NEED(is_real(o, 0) && is(o, 1, (DType)arg(o, 0)->dtype) && count(o, 0) == count(o, 1));
   COMPUTE();
-  copy_or_add(o, count(o, 0), (DType)arg(o, 0)->dtype, o->at[0], o->at[1]);
+  op_copy_or_add(o, 0, 1);
   return PIPER_OK;
 }
 
@@ -328,9 +423,10 @@ static PiperStatus run_loss(Op *o) {
 }
 
 static PiperStatus run_norm(Op *o) {
+  static const int grad = 0;
   NEED(is_real(o, 0) && is_scalar(o, 1, DT_F64));
   COMPUTE();
-  const double sum = o->k->sum_squares(count(o, 0), o->at[0]);
+  const double sum = op_sum(o, count(o, 0), 1, sum_squares_term, &grad);
   double *norm = o->at[1];
   *norm = o->add ? *norm + sum : sum;
   return PIPER_OK;
@@ -343,21 +439,37 @@ static double clip_scale(const Op *o, double clip) {
   return scale < 1 ? scale : 1;
 }
 
+typedef struct SgdStep {
+  double lr, grad_scale, weight_decay, momentum;
+} SgdStep;
+
+enum { W, G, NORM, M, V }; /* arguments of both optimizers */
+
+static void sgd_part(const Op *o, const void *arg, int64_t lo, int64_t hi, uint32_t thread) {
+  const SgdStep *s = arg;
+  (void)thread;
+  o->k->sgd(hi - lo, op_at(o, W, lo), op_at(o, G, lo), s->momentum != 0 ? op_at(o, M, lo) : NULL,
+            s->lr, s->grad_scale, s->weight_decay, s->momentum);
+}
+
 static PiperStatus run_sgd(Op *o) {
-  enum { W, G, NORM, M };
   const double decay = o->call->attrs.d[0], momentum = o->call->attrs.d[1];
   const double clip = o->call->attrs.d[2];
   NEED(is_real(o, W) && is(o, G, (DType)arg(o, W)->dtype) && count(o, W) == count(o, G));
   NEED(clip >= 0 && (clip == 0 || is_scalar(o, NORM, DT_F64)));
   NEED(momentum == 0 || (is(o, M, (DType)arg(o, W)->dtype) && count(o, M) == count(o, W)));
   COMPUTE();
-  o->k->sgd(count(o, W), o->at[W], o->at[G], momentum != 0 ? o->at[M] : NULL, o->run->step->lr,
-            clip_scale(o, clip), decay, momentum);
+  const SgdStep s = {o->run->step->lr, clip_scale(o, clip), decay, momentum};
+  op_split(o, count(o, W), OP_LINE, 4, sgd_part, &s);
   return PIPER_OK;
 }
 
+static void adamw_part(const Op *o, const void *arg, int64_t lo, int64_t hi, uint32_t thread) {
+  (void)thread;
+  o->k->adamw(hi - lo, op_at(o, W, lo), op_at(o, G, lo), op_at(o, M, lo), op_at(o, V, lo), arg);
+}
+
 static PiperStatus run_adamw(Op *o) {
-  enum { W, G, NORM, M, V };
   const double *d = o->call->attrs.d, clip = d[2];
   NEED(is_real(o, W));
   const DType t = (DType)arg(o, W)->dtype;
@@ -367,13 +479,13 @@ static PiperStatus run_adamw(Op *o) {
   NEED(clip >= 0 && (clip == 0 || is_scalar(o, NORM, DT_F64)));
   COMPUTE();
   const StepBlock *step = o->run->step;
-  o->k->adamw(n, o->at[W], o->at[G], o->at[M], o->at[V],
-              &(AdamwStep){.lr = step->lr,
-                           .grad_scale = clip_scale(o, clip),
-                           .weight_decay = d[0],
-                           .beta = {d[1], d[3]},
-                           .eps = d[4],
-                           .bias_correction = {step->bias_correction[0], step->bias_correction[1]}});
+  const AdamwStep s = {.lr = step->lr,
+                       .grad_scale = clip_scale(o, clip),
+                       .weight_decay = d[0],
+                       .beta = {d[1], d[3]},
+                       .eps = d[4],
+                       .bias_correction = {step->bias_correction[0], step->bias_correction[1]}};
+  op_split(o, n, OP_LINE, 12, adamw_part, &s);
   return PIPER_OK;
 }
 
@@ -466,7 +578,7 @@ PiperStatus ops_cpu_check(const KernelCall *calls, uint32_t n_calls, const uint6
 PiperStatus ops_cpu_run(const KernelRun *run, OpsCpuScratch *scratch, PiperErr *err) {
   for (uint32_t i = 0; i < run->n_calls; i++) {
     const KernelCall *c = &run->calls[i];
-    Op o = {.call = c, .run = run, .scratch = scratch->gemm, .err = err};
+    Op o = {.call = c, .run = run, .team = scratch->team, .scratch = scratch->of_threads, .err = err};
     bool f64 = false;
     for (int q = 0; q < c->n_args; q++) {
       const KernelArg *a = &c->args[q];
@@ -480,6 +592,7 @@ PiperStatus ops_cpu_run(const KernelRun *run, OpsCpuScratch *scratch, PiperErr *
       f64 = a->dtype == DT_F64;
       break;
     }
+    o.real_bytes = f64 ? sizeof(double) : sizeof(float);
     o.k = f64 ? &scratch->table->f64 : &scratch->table->f32;
     o.add = c->first_base != KERNEL_NO_BASE ? !run->first[c->first_base] : c->accumulate & 1;
     TRY(RUN[c->op](&o));

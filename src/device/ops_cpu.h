@@ -1,19 +1,23 @@
-/* ops_cpu.h - runs programs of kernel calls on the CPU, in the calling thread. */
+/* ops_cpu.h - runs programs of kernel calls on the CPU, in the calling thread and those of its team.
+ * Results have the same bits whatever the number of threads. */
 #ifndef PIPER_DEVICE_OPS_CPU_H
 #define PIPER_DEVICE_OPS_CPU_H
 
 #include "base/kernel.h"
+#include "device/team.h"
 #include "kernels/kernels.h"
 
-/* What a thread needs to compute: the kernels chosen and OPS_CPU_SCRATCH_BYTES of working space.
+/* What it takes to compute: the kernels chosen, the team, and working space for each of its threads.
  * One for each thread that runs programs, made once; running allocates nothing. */
 typedef struct OpsCpuScratch OpsCpuScratch;
 
 /* All that ops_cpu_scratch_new takes from the system. */
-#define OPS_CPU_SCRATCH_BYTES (KERNEL_SCRATCH_BYTES + 64)
+#define OPS_CPU_SCRATCH_BYTES(n_threads) ((n_threads) * KERNEL_SCRATCH_BYTES + 64)
 
-/* 'table' NULL: cpu_isa_select chooses. */
-PiperStatus ops_cpu_scratch_new(const KernelTable *table, OpsCpuScratch **out, PiperErr *err);
+/* 'table' NULL: cpu_isa_select chooses. 'team' NULL: the calling thread alone; otherwise the caller's,
+ * and outlives the scratch. */
+PiperStatus ops_cpu_scratch_new(const KernelTable *table, Team *team, OpsCpuScratch **out,
+                                PiperErr *err);
 void ops_cpu_scratch_free(OpsCpuScratch *s); /* NULL is fine */
 
 /* At load, once for each program: every call has the arguments, types and shapes that its op asks

@@ -9,6 +9,7 @@
 #define PIPER_DEVICE_OPS_CPU_OP_H
 
 #include "base/kernel.h"
+#include "device/team.h"
 #include "kernels/kernels.h"
 
 #include <string.h>
@@ -17,7 +18,9 @@ typedef struct Op {
   const KernelCall *call;
   const KernelRun *run; /* NULL in a check, as is all that follows */
   const Kernels *k;
-  void *scratch;        /* KERNEL_SCRATCH_BYTES, aligned to 64 */
+  size_t real_bytes;    /* of an element that k computes with */
+  Team *team;
+  unsigned char *scratch; /* of all threads of the team: see op_scratch */
   void *at[KERNEL_MAX_ARGS]; /* addresses of the arguments; NULL: absent */
   bool add;             /* the resolved 'accumulate', of the only gradient or of operand 0's */
   PiperErr *err;
@@ -96,13 +99,40 @@ static inline bool backward(const Op *o) { return o->call->part == KERNEL_B; }
 /* Of a joint op: whether the gradient of operand i is added to what is there. */
 static inline bool adds(const Op *o, int i) { return o->call->accumulate >> i & 1; }
 
-/* y (+)= x, n elements of type t. */
-static inline void copy_or_add(const Op *o, int64_t n, DType t, const void *x, void *y) {
-  if (o->add)
-    o->k->add(n, x, 1, y, 1, y);
-  else if (x != y)
-    memcpy(y, x, (size_t)n * dtype_bytes(t));
+/* ---- all threads of the team --------------------------------------------------------------------- */
+
+/* KERNEL_SCRATCH_BYTES, aligned to 64, of one thread. */
+static inline void *op_scratch(const Op *o, uint32_t thread) {
+  return o->scratch + thread * KERNEL_SCRATCH_BYTES;
 }
+
+/* Element i of argument a, which is of reals. */
+static inline void *op_at(const Op *o, int a, int64_t i) {
+  return (unsigned char *)o->at[a] + (size_t)i * o->real_bytes;
+}
+
+/* Items lo .. hi - 1, on a thread of the team. */
+typedef void OpPart(const Op *o, const void *arg, int64_t lo, int64_t hi, uint32_t thread);
+
+/* Does items 0 .. n - 1, in ranges that begin at multiples of 'unit'. 'work' says how much an item
+ * is, so that little work stays on one thread: 1 for each element read or written, some 4 for a
+ * division, 8 for an exponential. Where ranges begin depends on the number of threads, so what
+ * becomes of an item must depend on nothing but the item. */
+void op_split(const Op *o, int64_t n, int64_t unit, double work, OpPart *part, const void *arg);
+
+/* The sum of terms over items 0 .. n - 1. A term is the sum over items lo .. hi - 1; n and 'work'
+ * alone tell which terms there are, and they are added in order. */
+typedef double OpTerm(const Op *o, const void *arg, int64_t lo, int64_t hi);
+double op_sum(const Op *o, int64_t n, double work, OpTerm *term, const void *arg);
+
+void op_gemm(const Op *o, const Gemm *g);
+#define OP_FLOPS_PER_WORK 40 /* of products that op_split cuts */
+
+/* Elements of a cache line: no two ranges of floats share one where buffers begin with one. */
+#define OP_LINE 16
+
+void op_copy_or_add(const Op *o, int from, int to); /* by o->add; 'from' may be 'to' */
+void op_fill(const Op *o, int to, double value, bool add);
 
 /* One operand of the output's size: checks a forward's or gradient's pair and gives its positions. */
 static inline PiperStatus unary(const Op *o, int *from, int *to) {

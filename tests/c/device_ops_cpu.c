@@ -248,7 +248,7 @@ int main(void) {
   for (int i = 0; cpu_isa_at(i, &runs) != NULL; i++) {
     PiperErr err = {0};
     if (!runs) continue;
-    if (ops_cpu_scratch_new(cpu_isa_at(i, NULL), &scratch_of[n_isas++], &err) != PIPER_OK) bail(err.text);
+    if (ops_cpu_scratch_new(cpu_isa_at(i, NULL), NULL, &scratch_of[n_isas++], &err) != PIPER_OK) bail(err.text);
   }
   for (int i = 0; i < N_OP_CASES;) {
     const OpKind op = OP_CASES[i].op;

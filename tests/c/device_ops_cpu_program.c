@@ -303,7 +303,7 @@ static void test_isa(void) {
 
 int main(void) {
   PiperErr err = {0};
-  if (ops_cpu_scratch_new(NULL, &scratch, &err) != PIPER_OK) bail(err.text);
+  if (ops_cpu_scratch_new(NULL, NULL, &scratch, &err) != PIPER_OK) bail(err.text);
   test_inserted();
   test_sgd();
   test_adamw();

@@ -476,7 +476,7 @@ int main(void) {
   const uint64_t n = models != NULL ? strtoull(models, NULL, 10) : 60;
   PiperErr err = {0};
   OpsCpuScratch *scratch;
-  if (ops_cpu_scratch_new(NULL, &scratch, &err) != PIPER_OK) bail(err.text);
+  if (ops_cpu_scratch_new(NULL, NULL, &scratch, &err) != PIPER_OK) bail(err.text);
   Tally bad = {0};
   for (uint64_t seed = first; seed < first + n; seed++) try_model(seed, scratch, &bad);
   diag("%llu models cut in %d ways; kept %ld, saved_i %ld, saved_w %ld, copies %ld, sums %ld, in "

@@ -231,7 +231,7 @@ static void test_columns(void) {
         if (f64) y[j] = 7;
         else ((float *)y)[j] = 7;
       }
-      k->column_sums(rows, columns, x, y, add);
+      k->column_sums(rows, columns, columns, x, y, add);
       for (int j = 0; j < columns; j++) {
         double sum = add ? 7 : 0;
         for (int i = 0; i < rows; i++) sum += f64 ? x[i * columns + j] : (double)((float *)x)[i * columns + j];
