@@ -16,6 +16,8 @@ Plan.__index = Plan
 ---@field optimizer? piper.Optimizer  default piper.sgd { lr = 0.01 }
 ---@field clip_norm? number        clip the global gradient norm to this (default: none)
 ---@field device? "cpu"
+---@field threads_per_rank? integer  that a rank computes with, at most 1024 (default: the cores divided by
+---the ranks, at least 1); results have the same bits whatever it is
 ---@field order_rule? "critical_path"|"downstream"  default: the one that simulates faster
 ---@field memory_limit? integer    bytes a rank (default: the memory available divided by the ranks)
 ---@field verify? boolean          check every invariant after every pass (default: what the
@@ -23,7 +25,7 @@ Plan.__index = Plan
 
 local DECLARED = {
   batch = "integer>=1", dtype = "string?", optimizer = "table?", clip_norm = "number>0?", device = "string?",
-  order_rule = "string?", memory_limit = "integer>=1?", verify = "boolean?",
+  threads_per_rank = "integer>=1?", order_rule = "string?", memory_limit = "integer>=1?", verify = "boolean?",
 }
 
 -- Bytes of memory that a new allocation may take now; nil where the system does not say.
@@ -51,7 +53,8 @@ end
 local function build(model, strategy, options)
   local plan, dump = core.plan.compile(model.graph, strategy.directives, {
     batch = options.batch, dtype = options.dtype, optimizer = options.optimizer, clip_norm = options.clip_norm,
-    order_rule = options.order_rule, memory_limit = options.memory_limit, single_stream = single_stream(),
+    threads_per_rank = options.threads_per_rank, order_rule = options.order_rule,
+    memory_limit = options.memory_limit, single_stream = single_stream(),
     verify = options.verify, dump_after = options.dump_after,
   })
   return plan, dump

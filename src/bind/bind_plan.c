@@ -98,6 +98,8 @@ static int plan_lua_compile(lua_State *L) {
       .plan.optimizer = read_optimizer(L, 3),
       .plan.clip_norm = bind_opt_num(L, 3, "compile", "clip_norm", 0),
       .plan.single_stream = bind_opt_bool(L, 3, "compile", "single_stream", false),
+      .plan.threads_per_rank =
+          (uint32_t)bind_opt_int(L, 3, "compile", "threads_per_rank", 0, 1024, 0),
       .memory_limit = (uint64_t)bind_opt_int(L, 3, "compile", "memory_limit", 0, INT64_MAX, 0),
       .verify = bind_opt_bool(L, 3, "compile", "verify", false),
       .dump_after = bind_opt_str(L, 3, "compile", "dump_after", NULL),

@@ -1,11 +1,18 @@
 #include "compile/compile.h"
 
+#include "base/cores.h"
 #include "ir/cost.h"
 #include "passes/pipeline.h"
 #include "plan/plan_lower.h"
 #include "plan/plan_verify.h"
 
 #include <stdlib.h>
+
+/* All ranks are of this machine. */
+static uint32_t share_of_cores(const Plan *plan) {
+  const uint32_t share = plan->n_ranks > 0 ? (uint32_t)cores_available() / plan->n_ranks : 1;
+  return share > 1 ? share : 1;
+}
 
 /* Seconds of each node, one global order from them, and each rank's share of busy time. */
 static PiperStatus choose_order(Plan *plan, OrderRule rule, PiperErr *err) {
@@ -91,6 +98,7 @@ PiperStatus compile_plan(const Graph *graph, const Strategy *strategy, const Com
   };
   if ((st = programs_new(&programs, &plan->programs, err)) != PIPER_OK) goto fail;
   if ((st = plan_find_world(plan, err)) != PIPER_OK) goto fail;
+  if (plan->options.threads_per_rank == 0) plan->options.threads_per_rank = share_of_cores(plan);
   if ((st = choose_order(plan, options->order_rule, err)) != PIPER_OK) goto fail;
   if ((st = plan_lower(plan, err)) != PIPER_OK) goto fail;
   if ((st = plan_place_memory(plan, err)) != PIPER_OK) goto fail;

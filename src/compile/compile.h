@@ -8,7 +8,7 @@
 
 typedef struct CompileOptions {
   int64_t batch;          /* samples a step, >= 1 */
-  PlanOptions plan;
+  PlanOptions plan;       /* threads_per_rank 0: the cores divided by the ranks, at least 1 */
   OrderRule order_rule;
   uint64_t memory_limit;  /* bytes a rank; 0: none */
   bool verify;            /* dag_verify after each pass, plan_verify at the end */

@@ -100,6 +100,7 @@ typedef struct PlanOptions {
   double clip_norm;          /* 0: none */
   bool single_stream;        /* PIPER_STREAMS=1: all streams of a rank collapse into one queue */
   uint64_t memory_limit;     /* bytes a rank: up to it memory is spent where that saves time; 0: any */
+  uint32_t threads_per_rank; /* a rank computes with; of a finished plan >= 1 */
 } PlanOptions;
 
 typedef struct Plan {

@@ -24,6 +24,7 @@ static void hash_options(Hash *h, const PlanOptions *o) {
   hash_f64(h, o->optimizer.weight_decay);
   hash_f64(h, o->clip_norm);
   hash_u32(h, o->single_stream);
+  hash_u32(h, o->threads_per_rank);
 }
 
 static void hash_shape(Hash *h, const Shape *s) {

@@ -325,7 +325,9 @@ static bool put_head(const Plan *p, Text *t) {
     return false;
   if (o->clip_norm > 0 && !list_item(&l, "clip_norm %g", o->clip_norm)) return false;
   if (o->single_stream && !list_item(&l, "one stream a rank")) return false;
-  return put(t, "\n%-*s%u (%s)\n", NAME_WIDTH, "ranks", p->n_ranks, ranks);
+  if (!put(t, "\n%-*s%u (%s)", NAME_WIDTH, "ranks", p->n_ranks, ranks)) return false;
+  if (o->threads_per_rank > 1 && !put(t, ", %u threads each", o->threads_per_rank)) return false;
+  return put(t, "\n");
 }
 
 static double mib(uint64_t bytes) { return (double)bytes / (1 << 20); }

@@ -95,6 +95,7 @@ static PiperStatus open_rank(Job *job, uint32_t index, PiperErr *err) {
   const RankPlan *rank = &job->plan->ranks[index];
   const DeviceConfig cfg = {
       .rank = rank->rank,
+      .n_threads = job->plan->options.threads_per_rank,
       .hub = job->device_hub,
       .stop = &job->stop,
       .fail = rank_failed,
