@@ -71,84 +71,107 @@ local function devices_copy(where, devices)
   return copy
 end
 
-local function name_of(where, field, name)
-  if name ~= nil and not name:find "^[%w_.-]+$" then
+local function name_copy(where, name, field)
+  if not name:find "^[%w_.-]+$" then
     check.fail("%s: %s is %s: a name has letters, digits, _, . and - only", where, field, check.show(name))
   end
   return name
 end
 
-local DECLARED = {
-  place = { filter = "table", devices = "list", stream = "string?" },
-  replicate = { filter = "table", devices = "list", reduce_stream = "string?", bucket_size = "number>0?" },
-  split = { filter = "table?", dim_name = "string?", num_microbatches = "integer>=1" },
-  order = { filters = "list" },
-}
-
-local MIB = 1 << 20
-
--- One function a directive: the checked, canonical form of what the script wrote.
-local canonical = {}
-
-function canonical.place(spec)
-  return {
-    filter = filter_copy("place", spec.filter),
-    devices = devices_copy("place", spec.devices),
-    stream = name_of("place", "stream", spec.stream),
-  }
-end
-
-function canonical.replicate(spec)
-  local bucket_size = spec.bucket_size or 25
-  if bucket_size > 1 << 30 then check.fail("replicate: bucket_size is %s MiB: too large", bucket_size) end
-  return {
-    filter = filter_copy("replicate", spec.filter),
-    devices = devices_copy("replicate", spec.devices),
-    reduce_stream = name_of("replicate", "reduce_stream", spec.reduce_stream),
-    bucket_size = bucket_size,
-    bucket_bytes = math.max(1, math.floor(bucket_size * MIB)),
-  }
-end
-
-function canonical.split(spec)
-  local dim = name_of("split", "dim_name", spec.dim_name or "MB")
-  if dim == "PASS" then check.fail 'split: dim_name cannot be "PASS": filters use it for F, B, BI, BW' end
-  return {
-    filter = filter_copy("split", spec.filter or {}),
-    dim_name = dim,
-    num_microbatches = math.tointeger(spec.num_microbatches),
-  }
-end
-
-function canonical.order(spec)
+-- The groups of an order, each a list of filters. A list of filters has a first element that is a
+-- table; {} is the filter that matches all.
+local function groups_copy(where, filters)
   local groups = {}
-  if #spec.filters < 2 then check.fail "order: filters lists at least two groups" end
-  for i, group in ipairs(spec.filters) do
-    local where = ("order: group %d"):format(i)
+  if #filters < 2 then check.fail("%s: filters lists at least two groups", where) end
+  for i, group in ipairs(filters) do
+    local here = ("%s: group %d"):format(where, i)
     if type(group) ~= "table" then
-      check.fail("%s is %s: a filter or a list of filters was expected", where, check.show(group))
+      check.fail("%s is %s: a filter or a list of filters was expected", here, check.show(group))
     end
-    -- A list of filters has a first element that is a table; {} is the filter that matches all.
     local members = group[1] ~= nil and group or { group }
     local copy = {}
-    for j, member in ipairs(members) do copy[j] = filter_copy(where, member) end
+    for j, member in ipairs(members) do copy[j] = filter_copy(here, member) end
     for k in pairs(members) do
       if math.type(k) ~= "integer" or k < 1 or k > #members then
-        check.fail("%s mixes filters and the field %s", where, check.show(k))
+        check.fail("%s mixes filters and the field %s", here, check.show(k))
       end
     end
     groups[i] = copy
   end
-  return { filters = groups }
+  return groups
 end
 
-local OPS = { "place", "replicate", "split", "order" }
+local function dim_name(where, name)
+  name_copy(where, name, "dim_name")
+  if name == "PASS" then check.fail('%s: dim_name cannot be "PASS": filters use it for %s', where, table.concat(PASSES, ", ")) end
+  return name
+end
 
--- Checks 'spec' and appends it; 'line' is the script's "file:line".
-local function append(self, op, spec, line)
-  check.options(op, spec, DECLARED[op])
-  local directive = canonical[op](spec)
-  directive.op, directive.line = op, line
+local function bucket_size(where, mib)
+  if mib > 1 << 30 then check.fail("%s: bucket_size is %s MiB: too large", where, mib) end
+  return mib
+end
+
+-- What a field may be: its type for check.options, and the function of (where, value, field) that
+-- checks the rest and gives the copy that the strategy keeps (nil: the value itself).
+local KINDS = {
+  filter = { type = "table", copy = filter_copy },
+  devices = { type = "list", copy = devices_copy },
+  groups = { type = "list", copy = groups_copy },
+  name = { type = "string", copy = name_copy },
+  dim_name = { type = "string", copy = dim_name },
+  count = { type = "integer>=1", copy = function(_, n) return math.tointeger(n) end },
+  mebibytes = { type = "number>0", copy = bucket_size },
+}
+
+-- The fields of each directive, in the order in which they are printed and saved: name, kind, and
+-- "optional" or the default. The methods below, add, load and save all go by this table.
+local OPTIONAL = {}
+local FIELDS = {
+  place = { { "filter", "filter" }, { "devices", "devices" }, { "stream", "name", OPTIONAL } },
+  replicate = {
+    { "filter", "filter" }, { "devices", "devices" }, { "reduce_stream", "name", OPTIONAL },
+    { "bucket_size", "mebibytes", OPTIONAL },
+  },
+  split = { { "filter", "filter", {} }, { "dim_name", "dim_name", "MB" }, { "num_microbatches", "count" } },
+  order = { { "filters", "groups" } },
+}
+
+-- What a directive carries beside its fields.
+local FURTHER = {
+  replicate = function(d) d.bucket_bytes = math.max(1, math.floor((d.bucket_size or 25) * (1 << 20))) end,
+}
+
+local DECLARED = {}
+for op, fields in pairs(FIELDS) do
+  DECLARED[op] = {}
+  for _, f in ipairs(fields) do DECLARED[op][f[1]] = KINDS[f[2]].type .. (f[3] and "?" or "") end
+end
+
+-- The checked, canonical form of what the script wrote; 'where' begins messages.
+local function canonical(where, op, spec)
+  local d = { op = op }
+  for _, f in ipairs(FIELDS[op]) do
+    local name, kind, default = f[1], KINDS[f[2]], f[3]
+    local value = spec[name]
+    if value == nil and default ~= OPTIONAL then value = default end
+    if value ~= nil and kind.copy then value = kind.copy(where, value, name) end
+    d[name] = value
+  end
+  if FURTHER[op] then FURTHER[op](d) end
+  return d
+end
+
+local OPS = {}
+for op in pairs(FIELDS) do OPS[#OPS + 1] = op end
+table.sort(OPS)
+
+-- Checks 'spec' and appends it; 'line' is the script's "file:line", 'where' begins messages (default
+-- the directive's name).
+local function append(self, op, spec, line, where)
+  check.options(where or op, spec, DECLARED[op])
+  local directive = canonical(where or op, op, spec)
+  directive.line = line
   table.insert(self.directives, directive)
   return directive
 end
@@ -212,8 +235,9 @@ function Strategy:__tostring()
   local lines = { ("strategy: %d directives"):format(#self.directives) }
   for _, d in ipairs(self.directives) do
     local fields = {}
-    for _, k in ipairs { "filter", "devices", "stream", "reduce_stream", "bucket_size", "dim_name", "num_microbatches" } do
-      if d[k] ~= nil then fields[#fields + 1] = ("%s = %s"):format(k, check.show(d[k])) end
+    for _, f in ipairs(FIELDS[d.op]) do
+      local k = f[1]
+      if k ~= "filters" and d[k] ~= nil then fields[#fields + 1] = ("%s = %s"):format(k, check.show(d[k])) end
     end
     if d.filters then fields[#fields + 1] = ("%d groups"):format(#d.filters) end
     lines[#lines + 1] = ("  %-9s %s   (%s)"):format(d.op, table.concat(fields, ", "), d.line)
