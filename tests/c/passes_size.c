@@ -1,3 +1,4 @@
+#include <stdlib.h>
 /* Passes on DAGs of more than 100,000 nodes: 1F1B over 32 stages with the backward pass split, as a
  * schedule builder writes it; each stage one chunk, and each stage four. The time is a part of the
  * half second that a compile may take. */
@@ -91,7 +92,9 @@ static void run(int n_chunks, int n_mb) {
   const int compute = STAGES * n_chunks * n_mb * 3, transfers = (STAGES - 1) * n_mb * 2;
   is_int(d->n - 1, compute + transfers + STAGES * n_chunks * 2 + 1,
          "three passes a chunk, two transfers between stages, a norm, an update, the metrics");
-  ok(best < 2, "less than 2 s, also on a busy machine");
+  const char *sanitized = getenv("SANITIZED"); /* which cost several times */
+  const bool slow = sanitized != NULL && sanitized[0] != '\0';
+  ok(best < (slow ? 20 : 2), "less than 2 s, also on a busy machine");
   dag_free(d);
   strategy_clear(&t);
   graph_free(g);
