@@ -1,4 +1,3 @@
-#include <stdlib.h>
 /* Passes on DAGs of more than 100,000 nodes: 1F1B over 32 stages with the backward pass split, as a
  * schedule builder writes it; each stage one chunk, and each stage four. The time is a part of the
  * half second that a compile may take. */
@@ -8,6 +7,7 @@
 #include "lib/strategies.h"
 #include "tap.h"
 
+#include <stdlib.h>
 #include <time.h>
 
 enum { STAGES = 32 };
