@@ -18,7 +18,10 @@
  * tenth of a forward pass and one and a half: at most 0.8% longer than with no reuse at all; without
  * the additional space up to 3%, with space taken just as it fits up to 7%; with as much space for
  * sends at most 0.4%.) Where pieces make the arena grow beyond all that, or it is above the limit,
- * the closest fit without regard to time is tried as well, and the smaller arena stays.
+ * two other ways are tried, without regard to time, and the smallest arena stays: the closest fit,
+ * and, where there are not too many buffers, all of them by size, largest first, each at the lowest
+ * place that is free throughout its life. (Layers of random widths: the arena is 4% larger than what
+ * is alive at once in the mean and 50% at worst in the order of first use, 1.5% and 15% by size.)
  *
  * Buffers that only one instruction uses, mostly workspaces, are placed at the upper end: between
  * long-lived ones they would leave holes, there they take each other's place.
@@ -35,7 +38,8 @@
 #define NONE UINT32_MAX
 #define ALIGN 64
 #define N_BINS 256
-#define MAX_TRIED 32 /* pieces looked at for one buffer */
+#define MAX_TRIED 32     /* pieces looked at for one buffer */
+#define MAX_BY_SIZE 2048 /* buffers of a rank that are placed by size: the time is quadratic */
 
 /* Bytes [lo, hi) with one history; neighbours by address. A free one belongs to a piece of free
  * space, which is known at the piece's first and last segment. */
@@ -60,7 +64,11 @@ typedef struct Link { /* a list of a buffer: owners before it, or its accesses s
   uint32_t what;   /* buffer, or instruction */
 } Link;
 
-typedef enum Policy { AVOID_WAITS, AVOID_GROWTH } Policy;
+typedef enum Policy {
+  AVOID_WAITS,
+  AVOID_GROWTH,
+  BY_SIZE, /* the offsets are there already: no pieces, only segments with their owners */
+} Policy;
 
 typedef struct Mem {
   RankPlan *rank;
@@ -193,6 +201,7 @@ static void release(Mem *m, uint32_t buffer) {
   Segment *x = &m->segments.at[s];
   m->segment[buffer] = NONE;
   x->live = false;
+  if (m->policy == BY_SIZE) return;
   uint32_t p = NONE;
   if (x->prev != NONE && !m->segments.at[x->prev].live) {
     p = m->segments.at[x->prev].piece;
@@ -319,9 +328,44 @@ static bool take(Mem *m, uint32_t p, uint64_t size, bool upper, uint32_t buffer)
   return true;
 }
 
+/* The bytes at the buffer's offset, all of them free; likewise. */
+static bool take_at(Mem *m, uint64_t size, uint32_t buffer) {
+  const uint64_t lo = m->offset[buffer], hi = lo + size;
+  uint32_t s = m->tail;
+  while (m->segments.at[s].lo > lo) s = m->segments.at[s].prev;
+  if (m->segments.at[s].lo < lo) { /* the lower part stays */
+    Segment rest = m->segments.at[s];
+    rest.next = s;
+    rest.hi = lo;
+    if (insert_segment(m, rest) == NONE) return false;
+    m->segments.at[s].lo = lo;
+  }
+  const uint32_t prev = m->segments.at[s].prev;
+  while (s != NONE && m->segments.at[s].lo < hi) {
+    Segment *x = &m->segments.at[s];
+    const uint32_t next = x->next;
+    if (x->owner != NONE && !add_link(m, &m->before[buffer], 0, x->owner)) return false;
+    if (x->hi > hi) {
+      x->lo = hi;
+      break;
+    }
+    spare_segment(m, s);
+    s = next;
+  }
+  m->segment[buffer] = insert_segment(m, (Segment){.lo = lo,
+                                                   .hi = hi,
+                                                   .owner = buffer,
+                                                   .live = true,
+                                                   .piece = NONE,
+                                                   .prev = prev,
+                                                   .next = s});
+  return m->segment[buffer] != NONE;
+}
+
 static bool place(Mem *m, uint32_t buffer, uint64_t base) {
   const Buffer *b = &m->rank->buffers.at[buffer];
   const uint64_t size = aligned(b->bytes);
+  if (m->policy == BY_SIZE) return size == 0 || take_at(m, size, buffer);
   m->offset[buffer] = base;
   if (size == 0) return true;
   const bool brief = b->first == b->last;
@@ -339,6 +383,55 @@ static bool place(Mem *m, uint32_t buffer, uint64_t base) {
     if (p != NONE) return take(m, p, size, false, buffer);
     if (!grow(m, base, size - room)) return false;
   }
+}
+
+/* ---- by size --------------------------------------------------------------------------------- */
+
+typedef struct Sized {
+  uint64_t size, at;
+  uint32_t buffer, first, last;
+} Sized;
+
+static int largest_first(const void *a, const void *b) {
+  const Sized *x = a, *y = b;
+  if (x->size != y->size) return x->size > y->size ? -1 : 1;
+  return (x->buffer > y->buffer) - (x->buffer < y->buffer);
+}
+
+/* Offsets of all dynamic buffers; the space they take ends at m->end. */
+static bool pack(Mem *m, uint64_t base, uint32_t n) {
+  const RankPlan *r = m->rank;
+  Sized *all = malloc((n + 1) * sizeof *all);
+  Sized *placed = malloc((n + 1) * sizeof *placed); /* by address */
+  if (all == NULL || placed == NULL) {
+    free(all), free(placed);
+    return false;
+  }
+  n = 0;
+  for (uint32_t k = 0; k < r->buffers.n; k++) {
+    const Buffer *b = &r->buffers.at[k];
+    m->offset[k] = base;
+    if (b->whole_step || b->bytes == 0) continue;
+    all[n++] = (Sized){
+        .size = aligned(b->bytes), .at = base, .buffer = k, .first = b->first, .last = b->last};
+  }
+  qsort(all, n, sizeof *all, largest_first);
+  m->end = base;
+  for (uint32_t i = 0; i < n; i++) {
+    Sized x = all[i];
+    for (uint32_t k = 0; k < i && placed[k].at < x.at + x.size; k++) {
+      const Sized *y = &placed[k];
+      if (y->first > x.last || x.first > y->last) continue;
+      if (x.at < y->at + y->size) x.at = y->at + y->size;
+    }
+    uint32_t to = i;
+    for (; to > 0 && placed[to - 1].at > x.at; to--) placed[to] = placed[to - 1];
+    placed[to] = x;
+    m->offset[x.buffer] = x.at;
+    if (m->end < x.at + x.size) m->end = x.at + x.size;
+  }
+  free(all), free(placed);
+  return true;
 }
 
 /* ---- one rank -------------------------------------------------------------------------------- */
@@ -367,7 +460,7 @@ static bool place_all(Mem *m, uint64_t base, uint64_t bound, Policy policy) {
   m->waits.n = m->wait_first.n = 0;
   m->waits_added = 0;
   m->recent = 0;
-  m->end = base;
+  if (policy != BY_SIZE) m->end = base; /* there: as packed */
   m->tail = NONE;
   memset(m->filled, 0, sizeof m->filled);
   for (uint32_t i = 0; i < N_BINS; i++) m->bins[i] = NONE;
@@ -484,6 +577,21 @@ static void account(RankPlan *r) {
   r->at_peak[MEM_WORKSPACE] += r->arena_bytes - sum;
 }
 
+/* The other ways, after AVOID_WAITS; the smallest arena stays. */
+static bool make_smaller(Mem *m, uint64_t base, uint64_t bound, uint64_t slack) {
+  uint64_t best_end = m->end;
+  Policy best = AVOID_WAITS;
+  uint32_t n = 0;
+  for (size_t k = 0; k < m->rank->buffers.n; k++) n += !m->rank->buffers.at[k].whole_step;
+  if (!place_all(m, base, bound, AVOID_GROWTH)) return false;
+  if (m->end < best_end) best_end = m->end, best = AVOID_GROWTH;
+  if (n <= MAX_BY_SIZE) {
+    if (!pack(m, base, n)) return false;
+    if (m->end < best_end) return place_all(m, base, m->end - base, BY_SIZE);
+  }
+  return place_all(m, base, best == AVOID_WAITS ? bound + slack : bound, best);
+}
+
 static bool place_rank(RankPlan *r, uint64_t limit) {
   Mem m = {.rank = r};
   const size_t n = r->buffers.n > 0 ? r->buffers.n : 1;
@@ -504,11 +612,8 @@ static bool place_rank(RankPlan *r, uint64_t limit) {
       !find_slack(r, &slack))
     goto out;
   if (!place_all(&m, base, bound + slack, AVOID_WAITS)) goto out;
-  const uint64_t end = m.end;
-  if (end > base + bound + slack + bound / 64 || (limit != 0 && end > limit)) {
-    if (!place_all(&m, base, bound, AVOID_GROWTH)) goto out;
-    if (m.end >= end && !place_all(&m, base, bound + slack, AVOID_WAITS)) goto out;
-  }
+  if (m.end > base + bound + slack + bound / 64 || (limit != 0 && m.end > limit))
+    if (!make_smaller(&m, base, bound, slack)) goto out;
   if (!keep(&m)) goto out;
   resolve(r);
   account(r);

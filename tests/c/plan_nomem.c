@@ -29,7 +29,8 @@ int main(void) {
     PiperErr err = {0};
     char *actions = NULL, *table = NULL;
     /* The DAG, the programs and the order are made before; only the plan's own code is tried. */
-    Plan *p = plans_prepared(g, &t, (PlanSpec){.batch = 8, .order_seed = 3}, &err);
+    Plan *p = plans_prepared(
+        g, &t, (PlanSpec){.batch = 8, .order_seed = 3, .options.memory_limit = 1}, &err);
     if (p == NULL) bail(err.text);
     nomem_at(n);
     const PiperStatus st = whole_way(p, &actions, &table, &err);
