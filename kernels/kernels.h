@@ -35,9 +35,16 @@ typedef struct AdamwStep {
   double bias_correction[2]; /* 1 - beta^step */
 } AdamwStep;
 
-/* KERNEL(result, name, arguments). A 'step' is 1, or 0 for an operand that is one number. Kernels
- * that return int64_t: -1, or the index of the first id that is out of range; then nothing was
- * written. 'add': add to the destination instead of writing it. */
+/* Which elements a dropout keeps: kernels/cpu/dropout.c. */
+typedef struct DropoutMask {
+  uint64_t seed, stream, first; /* element i is number first + i of the stream */
+  uint32_t threshold;           /* p 2^32 */
+  double scale;                 /* of what is kept */
+} DropoutMask;
+
+/* KERNEL(result, name, arguments). A 'step' is 1, or 0 for an operand that is one number. 'add': add
+ * to the destination instead of writing it. */
+/* clang-format off */
 #define KERNEL_LIST(KERNEL)                                                                        \
   KERNEL(void, gemm, (const Gemm *g, void *scratch))                                               \
   /* elementwise; the output may be the input */                                                   \
@@ -45,6 +52,18 @@ typedef struct AdamwStep {
   KERNEL(void, scale, (int64_t n, double factor, const void *x, void *y, bool add))                \
   KERNEL(void, relu, (int64_t n, const void *x, void *y))                                          \
   KERNEL(void, relu_grad, (int64_t n, const void *y, const void *dy, void *dx, bool add))          \
+  /* y = x Phi(x), Phi the normal distribution */                                                  \
+  KERNEL(void, gelu, (int64_t n, const void *x, void *y))                                          \
+  KERNEL(void, gelu_grad, (int64_t n, const void *x, const void *dy, void *dx, bool add))          \
+  /* y = x / (1 + e^-x) */                                                                         \
+  KERNEL(void, silu, (int64_t n, const void *x, void *y))                                          \
+  KERNEL(void, silu_grad, (int64_t n, const void *x, const void *dy, void *dx, bool add))          \
+  /* y = silu(gate) up; a gradient that is not wanted is NULL, 'up' is not read for dup alone */   \
+  KERNEL(void, swiglu, (int64_t n, const void *gate, const void *up, void *y))                     \
+  KERNEL(void, swiglu_grad, (int64_t n, const void *gate, const void *up, const void *dy,          \
+                             void *dgate, bool add_gate, void *dup, bool add_up))                  \
+  /* y (+)= scale x where the mask keeps it, otherwise 0; its gradient is the same map of dy */    \
+  KERNEL(void, dropout, (int64_t n, const DropoutMask *mask, const void *x, void *y, bool add))    \
   KERNEL(void, add, (int64_t n, const void *a, int a_step, const void *b, int b_step, void *y))    \
   KERNEL(void, sub, (int64_t n, const void *a, int a_step, const void *b, int b_step, void *y))    \
   KERNEL(void, mul, (int64_t n, const void *a, int a_step, const void *b, int b_step, void *y))    \
@@ -58,6 +77,7 @@ typedef struct AdamwStep {
   /* reductions */                                                                                 \
   KERNEL(double, sum, (int64_t n, const void *x))                                                  \
   KERNEL(double, sum_squares, (int64_t n, const void *x))                                          \
+  KERNEL(double, sum_products, (int64_t n, const void *a, const void *b))                          \
   KERNEL(double, sum_squared_difference, (int64_t n, const void *a, const void *b))                \
   /* sums[j] += x[j]; y (+)= sums, rounded */                                                      \
   KERNEL(void, widen_add, (int64_t n, const void *x, double *sums))                                \
@@ -72,13 +92,37 @@ typedef struct AdamwStep {
      of every other row become zero */                                                             \
   KERNEL(void, embedding_grad, (int64_t n, int64_t vocab, int64_t columns, int64_t width,          \
                                 const int32_t *ids, const void *dy, void *dtable, bool add))       \
-  /* *loss = sum over rows of -log softmax(logits[i, :])[targets[i]] */                            \
-  KERNEL(int64_t, cross_entropy, (int64_t rows, int64_t classes, const void *logits,               \
-                                  const int32_t *targets, double *loss))                           \
-  /* dlogits (+)= factor * (softmax(logits[i, :]) - one at targets[i]) */                          \
-  KERNEL(int64_t, cross_entropy_grad, (int64_t rows, int64_t classes, const void *logits,          \
-                                       const int32_t *targets, double factor, void *dlogits,       \
-                                       bool add))                                                  \
+  /* y[j * ld_y + i] (+)= x[i * ld_x + j], i < rows, j < columns */                                \
+  KERNEL(void, transpose_matrix, (int64_t rows, int64_t columns, const void *x, int64_t ld_x,      \
+                                  void *y, int64_t ld_y, bool add))                                \
+  /* norms of rows of n; stats gets (rows) 1 / deviation, of layernorm (rows, 2) mean and that;    \
+     b may be NULL */                                                                              \
+  KERNEL(void, rmsnorm, (int64_t rows, int64_t n, double eps, const void *x, const void *w,        \
+                         void *y, void *stats))                                                    \
+  KERNEL(void, rmsnorm_grad, (int64_t rows, int64_t n, const void *x, const void *w,               \
+                              const void *stats, const void *dy, void *dx, bool add))              \
+  KERNEL(void, layernorm, (int64_t rows, int64_t n, double eps, const void *x, const void *w,      \
+                           const void *b, void *y, void *stats))                                   \
+  KERNEL(void, layernorm_grad, (int64_t rows, int64_t n, const void *x, const void *w,             \
+                                const void *stats, const void *dy, void *dx, bool add))            \
+  /* dw[j] (+)= over rows: dy[i * ld + j] times x[i * ld + j] normalised, j < columns; n_stats of  \
+     a row is 1 or 2 */                                                                            \
+  KERNEL(void, norm_weight_grad, (int64_t rows, int64_t columns, int64_t ld, const void *x,        \
+                                  const void *stats, int n_stats, const void *dy, void *dw,        \
+                                  bool add))                                                       \
+  /* softmax of each row; y may be x, dx may be y or dy */                                         \
+  KERNEL(void, softmax, (int64_t rows, int64_t n, const void *x, void *y))                         \
+  KERNEL(void, softmax_grad, (int64_t rows, int64_t n, const void *y, const void *dy, void *dx,    \
+                              bool add))                                                           \
+  /* sum over rows of -log softmax(logits[i, :])[targets[i]]; rows whose target is 'ignore'        \
+     (INT64_MIN: none) count as absent, the other targets are from 0 to classes - 1 */             \
+  KERNEL(double, cross_entropy, (int64_t rows, int64_t classes, const void *logits,                \
+                                 const int32_t *targets, int64_t ignore))                          \
+  /* dlogits (+)= factor * (softmax(logits[i, :]) - one at targets[i]), and 0 in rows that are     \
+     absent; without 'add' dlogits may be the logits */                                            \
+  KERNEL(void, cross_entropy_grad, (int64_t rows, int64_t classes, const void *logits,             \
+                                    const int32_t *targets, int64_t ignore, double factor,         \
+                                    void *dlogits, bool add))                                      \
   /* optimizers: u = grad_scale * g + weight_decay * w; m NULL: w -= lr u;                          \
      otherwise m = momentum * m + u, w -= lr m */                                                  \
   KERNEL(void, sgd, (int64_t n, void *w, const void *g, void *m, double lr, double grad_scale,     \
@@ -87,6 +131,7 @@ typedef struct AdamwStep {
   /* Nothing but multiply-adds in registers, to compare with: does at least 'flops', returns how   \
      many; *sink keeps the compiler from leaving them out. */                                      \
   KERNEL(double, peak, (double flops, double *sink))
+/* clang-format on */
 
 typedef struct Kernels {
 #define KERNEL(result, name, args) result (*name) args;

@@ -1,10 +1,6 @@
-/* elementwise.c - maps over arrays of one length:
+/* elementwise.c - maps over arrays of one length, whose result may overwrite an operand:
  *
- *   fill, scale, relu and its gradient, a + b, a - b, a b, a / b and its gradient, f (a - b)
- *
- * Element i of a result depends on elements i of the operands only, so a result may overwrite an
- * operand; GCC ivdep says so to the compiler, which otherwise falls back to single elements when
- * the pointers are equal. */
+ *   fill, scale, relu and its gradient, a + b, a - b, a b, a / b and its gradient, f (a - b) */
 #ifndef REAL
 
 #define SELF "elementwise.c"
@@ -12,15 +8,7 @@
 
 #else
 
-/* y[i] = value or y[i] += value, where 'value' is an expression in i. */
-#define EACH(n, y, add, value)                                                                     \
-  do {                                                                                             \
-    if (add) {                                                                                     \
-      _Pragma("GCC ivdep") for (int64_t i = 0; i < (n); i++)(y)[i] += (value);                     \
-    } else {                                                                                       \
-      _Pragma("GCC ivdep") for (int64_t i = 0; i < (n); i++)(y)[i] = (value);                      \
-    }                                                                                              \
-  } while (0)
+#include "each.h"
 
 void FN(fill)(int64_t n, double value, void *y_, bool add) {
   const REAL v = (REAL)value;
@@ -102,7 +90,5 @@ void FN(scaled_difference)(int64_t n, double factor, const void *a_, const void 
   REAL *y = y_;
   EACH(n, y, add, f * (a[i] - b[i]));
 }
-
-#undef EACH
 
 #endif

@@ -1,7 +1,4 @@
-/* reduce.c - sums in f64, of all elements or of each column.
- *
- * A sum of all elements keeps 16 partial sums: element i goes to number i % 16 in order of i; in the
- * end they are added in pairs. A column's elements are added in order of the rows. */
+/* reduce.c - sums in f64, of all elements (sum.h) or of each column, in order of the rows. */
 #ifndef REAL
 
 #define SELF "reduce.c"
@@ -9,22 +6,7 @@
 
 #else
 
-#include "wide.h"
-
-/* Sum of 'term' over i < n; 'wide_term' is the same expression for elements i .. i + 3. */
-#define SUM(wide_term, term)                                                                       \
-  do {                                                                                             \
-    FN(Wide) part[4] = {{0}, {0}, {0}, {0}};                                                       \
-    int64_t done = 0;                                                                              \
-    for (; done + 16 <= n; done += 16)                                                             \
-      _Pragma("GCC unroll 4") for (int q = 0; q < 4; q++) {                                        \
-        const int64_t i = done + 4 * q;                                                            \
-        part[q] += wide_term;                                                                      \
-      }                                                                                            \
-    for (int64_t i = done; i < n; i++) part[(i - done) / 4][(i - done) % 4] += term;               \
-    const FN(Wide) sum = (part[0] + part[1]) + (part[2] + part[3]);                                \
-    return (sum[0] + sum[1]) + (sum[2] + sum[3]);                                                  \
-  } while (0)
+#include "sum.h"
 
 double FN(sum)(int64_t n, const void *x_) {
   const REAL *x = x_;
@@ -36,6 +18,11 @@ double FN(sum_squares)(int64_t n, const void *x_) {
   SUM(WIDE(x + i) * WIDE(x + i), (double)x[i] * (double)x[i]);
 }
 
+double FN(sum_products)(int64_t n, const void *a_, const void *b_) {
+  const REAL *a = a_, *b = b_;
+  SUM(WIDE(a + i) * WIDE(b + i), (double)a[i] * (double)b[i]);
+}
+
 double FN(sum_squared_difference)(int64_t n, const void *a_, const void *b_) {
   const REAL *a = a_, *b = b_;
 #define D ((double)a[i] - (double)b[i])
@@ -44,7 +31,6 @@ double FN(sum_squared_difference)(int64_t n, const void *a_, const void *b_) {
 #undef D
 #undef WIDE_D
 }
-#undef SUM
 
 void FN(widen_add)(int64_t n, const void *x_, double *restrict sums) {
   const REAL *restrict x = x_;

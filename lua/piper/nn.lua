@@ -41,6 +41,16 @@ function M.scope(name, fn)
   return fn()
 end
 
+-- Features of the input of a layer: the length of its last axis, which is not the batch.
+local function features(where, x)
+  local shape = x.shape
+  local width = shape[#shape]
+  if math.type(width) ~= "integer" then
+    check.fail("%s: input is %s: it has no axis of features after the batch", where, tensor.shape_text(x))
+  end
+  return width
+end
+
 local LINEAR = { out = "integer>=1", bias = "boolean?", init = "any?" }
 
 ---y = x W^T + b, with parameters <name>.weight [out, in] and <name>.bias [out].
@@ -53,11 +63,7 @@ function M.linear(x, name, options)
   local where = label("linear", name)
   check.options(where, options, LINEAR)
   local input = tensor.id(where, "input", x)
-  local shape = x.shape
-  local width = shape[#shape]
-  if math.type(width) ~= "integer" then
-    check.fail("%s: input is %s: it has no axis of features after the batch", where, tensor.shape_text(x))
-  end
+  local width = features(where, x)
   -- A weight that exists under this name may have another width: then it is the input that is wrong.
   local weight = params.find(where, name .. ".weight")
   local found = weight and weight.shape
@@ -82,6 +88,64 @@ function M.embedding(ids, name, options)
   local weight = params.get(where, name .. ".weight", { options.vocab, options.width }, options.init,
     params.WEIGHT)
   return tensor.op("embedding", { id, weight._id }, { name = name })
+end
+
+-- ---- norms and feed-forward layers ----------------------------------------------------------------
+
+local RMSNORM = { eps = "number>=0?", init = "any?" }
+
+---y = x / sqrt(mean of x^2 + eps) * w over the last axis, with the parameter <name>.weight [n].
+---@param x piper.Tensor float [*, n]
+---@param name string
+---@param options? { eps?: number, init?: piper.Init } eps: default 1e-6; init: default 1
+---@return piper.Tensor float [*, n]
+function M.rmsnorm(x, name, options)
+  local where = label("rmsnorm", name)
+  options = check.options(where, options or {}, RMSNORM)
+  local input = tensor.id(where, "input", x)
+  local weight = params.get(where, name .. ".weight", { features(where, x) }, options.init, params.NORM)
+  return tensor.op("rmsnorm", { input, weight._id }, { name = name, number = options.eps or 1e-6 })
+end
+
+local LAYERNORM = { eps = "number>=0?", bias = "boolean?", init = "any?" }
+
+---y = (x - mean of x) / sqrt(variance of x + eps) * w + b over the last axis, with parameters
+---<name>.weight [n] and <name>.bias [n].
+---@param x piper.Tensor float [*, n]
+---@param name string
+---@param options? { eps?: number, bias?: boolean, init?: piper.Init } eps: default 1e-5; bias: default
+---true; init is of both, default 1 for the weight and 0 for the bias
+---@return piper.Tensor float [*, n]
+function M.layernorm(x, name, options)
+  local where = label("layernorm", name)
+  options = check.options(where, options or {}, LAYERNORM)
+  local input = tensor.id(where, "input", x)
+  local shape = { features(where, x) }
+  local weight = params.get(where, name .. ".weight", shape, options.init, params.NORM)
+  local bias = options.bias ~= false and params.get(where, name .. ".bias", shape, options.init, params.BIAS)
+  return tensor.op("layernorm", { input, weight._id, bias and bias._id },
+    { name = name, number = options.eps or 1e-5 })
+end
+
+local SWIGLU = { hidden = "integer>=1", init = "any?" }
+
+---down(silu(gate(x)) * up(x)): three linear layers without bias, with parameters <name>.gate_proj.weight
+---and <name>.up_proj.weight [hidden, n] and <name>.down_proj.weight [n, hidden].
+---@param x piper.Tensor float [*, n]
+---@param name string
+---@param options { hidden: integer, init?: piper.Init } init: of all three, default { normal = 0.02 }
+---@return piper.Tensor float [*, n]
+function M.swiglu(x, name, options)
+  local where = label("swiglu", name)
+  check.options(where, options, SWIGLU)
+  tensor.id(where, "input", x)
+  local width = features(where, x)
+  local function project(input, part, out)
+    return M.linear(input, name .. part, { out = out, bias = false, init = options.init })
+  end
+  local gate, up = project(x, ".gate_proj", options.hidden), project(x, ".up_proj", options.hidden)
+  local hidden = tensor.op("swiglu", { gate._id, up._id }, { name = name })
+  return project(hidden, ".down_proj", width)
 end
 
 -- ---- elementwise --------------------------------------------------------------------------------
@@ -124,6 +188,32 @@ end
 ---@type fun(x: piper.Tensor): piper.Tensor
 M.relu = unary "relu"
 
+---x Phi(x), Phi the normal distribution: the exact form (by erf, not tanh)
+---@type fun(x: piper.Tensor): piper.Tensor
+M.gelu = unary "gelu"
+
+---x / (1 + e^-x)
+---@type fun(x: piper.Tensor): piper.Tensor
+M.silu = unary "silu"
+
+---e^x over the sum of e^x along the last axis
+---@type fun(x: piper.Tensor): piper.Tensor
+M.softmax = unary "softmax"
+
+---Each element becomes 0 with probability p, otherwise x / (1 - p). Which ones is decided by seed, step,
+---place in the model and sample, so it depends on no strategy; run:evaluate drops none.
+---@param x piper.Tensor float [*]
+---@param p number 0 <= p < 1; 0 gives x itself
+---@return piper.Tensor float [*]
+function M.dropout(x, p)
+  local input = tensor.id("dropout", "input", x)
+  if type(p) ~= "number" or not (p >= 0 and p < 1) then
+    check.fail("dropout: p is %s, not a number from 0 up to, not including, 1", check.show(p))
+  end
+  if p == 0 and x.dtype == "float" then return x end
+  return tensor.op("dropout", { input }, { number = p })
+end
+
 -- ---- products and shapes ------------------------------------------------------------------------
 
 ---Product of matrices along the last two axes. Leading axes are those of a, and b's too unless it has
@@ -141,6 +231,27 @@ end
 ---@return piper.Tensor
 function M.reshape(x, shape)
   return tensor.op("reshape", { tensor.id("reshape", "input", x) }, { shape = shape })
+end
+
+---As tensor:transpose.
+---@param x piper.Tensor
+---@param a integer
+---@param b integer
+---@return piper.Tensor
+function M.transpose(x, a, b)
+  tensor.id("transpose", "input", x)
+  return x:transpose(a, b)
+end
+
+---As tensor:slice.
+---@param x piper.Tensor
+---@param axis integer
+---@param from integer
+---@param to? integer
+---@return piper.Tensor
+function M.slice(x, axis, from, to)
+  tensor.id("slice", "input", x)
+  return x:slice(axis, from, to)
 end
 
 -- ---- sums and losses ----------------------------------------------------------------------------
@@ -165,15 +276,23 @@ function M.mse(x, y)
   return tensor.op("mse", { tensor.id("mse", "left", x), tensor.id("mse", "right", y) })
 end
 
----Mean of -log softmax(logits)[target] over all targets of the whole batch, in nats.
+local CROSS_ENTROPY = { ignore_index = "integer?" }
+
+---Mean of -log softmax(logits)[target] over the targets of the whole batch, in nats. Targets equal to
+---ignore_index count as absent.
 ---@param logits piper.Tensor float [*, classes]
----@param targets piper.Tensor i32 [*], each from 0 to classes - 1
----@param options? {} none yet
+---@param targets piper.Tensor i32 [*], each from 0 to classes - 1 or ignore_index
+---@param options? { ignore_index?: integer } default -100
 ---@return piper.Tensor float scalar
 function M.cross_entropy(logits, targets, options)
-  check.options("cross_entropy", options or {}, {})
+  options = check.options("cross_entropy", options or {}, CROSS_ENTROPY)
+  local ignore = options.ignore_index or -100
+  if ignore < -0x80000000 or ignore > 0x7fffffff then
+    check.fail("cross_entropy: ignore_index is %s, which no target of type i32 can be", check.show(ignore))
+  end
   local id = tensor.id("cross_entropy", "logits", logits)
-  return tensor.op("cross_entropy", { id, tensor.id("cross_entropy", "targets", targets) })
+  return tensor.op("cross_entropy", { id, tensor.id("cross_entropy", "targets", targets) },
+    { number = { 0, ignore, 1 } })
 end
 
 return M

@@ -11,6 +11,7 @@ local M = {}
 
 M.WEIGHT = { normal = 0.02 }
 M.BIAS = 0
+M.NORM = 1
 
 local FORMS = "a number, { normal = s }, { uniform = a } or a function of the flat index"
 

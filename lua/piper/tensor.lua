@@ -51,7 +51,7 @@ end
 ---Adds an op to the model being traced.
 ---@param kind string name of the op
 ---@param ids (integer|false)[] its operands
----@param more? { name?: string, number?: number, shape?: piper.Shape }
+---@param more? { name?: string, number?: number|number[], shape?: piper.Shape }
 ---@return piper.Tensor
 function M.op(kind, ids, more)
   local model = trace.current(kind)
@@ -103,7 +103,38 @@ local function info(t)
   return t._model.graph:value(t._id)
 end
 
-local FIELDS = { "dtype", "reshape", "shape" }
+-- An axis as the core takes it: counted from 0, or below 0 from the end.
+local function axis_of(where, what, x, axis)
+  check.value(where, what, axis, "integer")
+  return axis < 0 and axis + #x.shape or axis
+end
+
+---Exchanges two axes. Axes count from 0, or from the end: -1 is the last. The batch stays where it is.
+---@param a integer
+---@param b integer
+---@return piper.Tensor
+function methods:transpose(a, b)
+  local id = M.id("transpose", "input", self)
+  local first = axis_of("transpose", "argument 1 (axis)", self, a)
+  return M.op("transpose", { id }, { number = { first, axis_of("transpose", "argument 2 (axis)", self, b) } })
+end
+
+---Positions from, from + 1, ..., to - 1 of an axis, counted from 0. The batch cannot be sliced.
+---@param axis integer counted from 0, or from the end: -1 is the last
+---@param from integer
+---@param to? integer default: the end of the axis
+---@return piper.Tensor
+function methods:slice(axis, from, to)
+  local id = M.id("slice", "input", self)
+  axis = axis_of("slice", "argument 1 (axis)", self, axis)
+  check.value("slice", "argument 2 (from)", from, "integer")
+  check.value("slice", "argument 3 (to)", to, "integer?")
+  local size = self.shape[axis + 1]
+  if not to then to = math.type(size) == "integer" and size or from + 1 end -- the core refuses the batch
+  return M.op("slice", { id }, { number = { axis, from, to } })
+end
+
+local FIELDS = { "dtype", "reshape", "shape", "slice", "transpose" }
 
 function Tensor.__index(t, key)
   if methods[key] then return methods[key] end

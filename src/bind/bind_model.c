@@ -138,8 +138,25 @@ static OpKind kind_arg(lua_State *L, int arg) {
   return kind;
 }
 
-/* graph:add_op(line, kind, name or nil, { operand, operand, operand }, number or nil, shape or nil)
- * -> value; an absent operand is nil or false */
+/* A number, a list of numbers or nothing. */
+static OpAttrs attrs_arg(lua_State *L, int arg) {
+  OpAttrs attrs = {{0}};
+  if (!lua_istable(L, arg)) {
+    attrs.d[0] = luaL_optnumber(L, arg, 0);
+    return attrs;
+  }
+  const int n = (int)(sizeof attrs.d / sizeof attrs.d[0]);
+  luaL_argcheck(L, lua_rawlen(L, arg) <= (lua_Unsigned)n, arg, "too many numbers");
+  for (int i = 0; i < n; i++) {
+    lua_rawgeti(L, arg, i + 1);
+    attrs.d[i] = lua_tonumber(L, -1);
+    lua_pop(L, 1);
+  }
+  return attrs;
+}
+
+/* graph:add_op(line, kind, name or nil, { operand, operand, operand }, number or list of numbers or
+ * nil, shape or nil) -> value; an absent operand is nil or false */
 static int add_op(lua_State *L) {
   Graph *g = self_graph(L);
   const uint32_t line = line_arg(L, g, 2);
@@ -153,7 +170,7 @@ static int add_op(lua_State *L) {
     if (lua_toboolean(L, -1)) spec.in[i] = value_arg(L, g, lua_gettop(L));
     lua_pop(L, 1);
   }
-  spec.attrs.d[0] = luaL_optnumber(L, 6, 0);
+  spec.attrs = attrs_arg(L, 6);
   if (spec.kind == OP_RESHAPE) {
     bind_read_shape(L, 7, OP_INFO[spec.kind].name, &shape);
     spec.reshape_to = &shape;

@@ -52,6 +52,8 @@ static DataRequest request_for(const LuaRun *run, size_t i) {
       .dtype = dtype_concrete(v->dtype, run->plan->options.dtype),
       .per_sample = shape_elements_per_sample(&v->shape),
       .limit = in->limit,
+      .ignores = in->ignores,
+      .ignore = in->ignore,
       .seed = run->seed,
   };
 }

@@ -46,11 +46,11 @@ static bool batch_axis(lua_State *L, int64_t *dim) {
 
 static void read_axis(lua_State *L, int axis, const char *what, Shape *out) {
   if (batch_axis(L, &out->dim[axis])) {
-    if (axis > 0) bind_fail(L, "%s: axis %d is the batch, which must be the first", what, axis + 1);
+    if (axis > 0) bind_fail(L, "%s: axis %d is the batch, which must be the first", what, axis);
     out->batched = true;
     out->axis[0] = AXIS_BATCH;
   } else if (!whole(L, &out->dim[axis])) {
-    bind_fail(L, "%s: axis %d is %s; an axis is a whole number%s", what, axis + 1, shown(L, -1),
+    bind_fail(L, "%s: axis %d is %s; an axis is a whole number%s", what, axis, shown(L, -1),
               axis == 0 ? ", \"batch\" or { \"batch\", k }" : "");
   }
 }
@@ -62,8 +62,7 @@ void bind_read_shape(lua_State *L, int idx, const char *what, Shape *out) {
   lua_Integer fields = 0;
   const lua_Integer n = (lua_Integer)lua_rawlen(L, idx);
   for (lua_pushnil(L); lua_next(L, idx) != 0; lua_pop(L, 1)) fields++;
-  if (fields != n)
-    bind_fail(L, "%s: shape has fields besides its axes 1 to %I", what, (LUAI_UACINT)n);
+  if (fields != n) bind_fail(L, "%s: shape has fields besides its %I axes", what, (LUAI_UACINT)n);
   if (n > SHAPE_MAX_RANK)
     bind_fail(L, "%s: %I axes; there can be %d", what, (LUAI_UACINT)n, SHAPE_MAX_RANK);
   out->rank = (uint8_t)n;

@@ -181,10 +181,6 @@ static PiperStatus run_embedding(Op *o) {
 
 /* ---- elementwise ------------------------------------------------------------------------------- */
 
-/* The positions of the operand and result of a unary op, or of the gradients. */
-#define FROM(o) (backward(o) ? DY(1) : 0)
-#define TO(o) (backward(o) ? DX(1) : OUT(1))
-
 static void relu_part(const Op *o, const void *arg, int64_t lo, int64_t hi, uint32_t thread) {
   const void *from = op_at(o, FROM(o), lo);
   void *to = op_at(o, TO(o), lo);
@@ -366,31 +362,62 @@ static PiperStatus run_mse(Op *o) {
   return PIPER_OK;
 }
 
+/* Targets that count as absent; a number that no target has: none do. */
+static int64_t ignored_target(const Op *o) {
+  return o->call->attrs.d[2] != 0 ? (int64_t)o->call->attrs.d[1] : INT64_MIN;
+}
+
+static double cross_entropy_rows(const Op *o, const void *arg, int64_t lo, int64_t hi) {
+  enum { LOGITS, TARGETS };
+  const int64_t classes = last(o, LOGITS, 0);
+  (void)arg;
+  return o->k->cross_entropy(hi - lo, classes, op_at(o, LOGITS, lo * classes),
+                             (const int32_t *)o->at[TARGETS] + lo, ignored_target(o));
+}
+
+static void cross_entropy_grad_rows(const Op *o, const void *arg, int64_t lo, int64_t hi,
+                                    uint32_t thread) {
+  enum { LOGITS, TARGETS, N };
+  const double factor = *(const double *)arg;
+  const int64_t classes = last(o, LOGITS, 0);
+  (void)thread;
+  o->k->cross_entropy_grad(hi - lo, classes, op_at(o, LOGITS, lo * classes),
+                           (const int32_t *)o->at[TARGETS] + lo, ignored_target(o), factor,
+                           op_at(o, DX(N), lo * classes), o->add);
+}
+
 static PiperStatus run_cross_entropy(Op *o) {
   enum { LOGITS, TARGETS, N };
-  const double divisor = o->call->attrs.d[0];
-  NEED(divisor > 0 && is_real(o, LOGITS) && arg(o, LOGITS)->rank >= 1 && is(o, TARGETS, DT_I32));
+  const int present = backward(o) ? N + 4 : N + 2; /* optional: how many targets there are */
+  double divisor = o->call->attrs.d[0];
+  const double d1 = o->call->attrs.d[1];
+  NEED(has(o, present) ? is_scalar(o, present, DT_F64) : divisor > 0);
+  NEED(o->call->attrs.d[2] == 0 || (d1 >= INT32_MIN && d1 <= INT32_MAX));
+  NEED(is_real(o, LOGITS) && arg(o, LOGITS)->rank >= 1 && is(o, TARGETS, DT_I32));
   const DType t = (DType)arg(o, LOGITS)->dtype;
   const int64_t rows = count(o, TARGETS), classes = last(o, LOGITS, 0);
   NEED(count(o, LOGITS) == rows * classes);
-  const int32_t *targets = o->at[TARGETS];
-  int64_t bad;
-  if (!backward(o)) {
-    NEED(is_scalar(o, OUT(N), t));
-    COMPUTE();
-    double loss = 0;
-    bad = o->k->cross_entropy(rows, classes, o->at[LOGITS], targets, &loss);
-    set_real(o->at[OUT(N)], t, loss / divisor);
-  } else {
+  if (backward(o)) {
     NEED(o->call->wrt == LOGITS && is_scalar(o, DY(N), t) && is(o, DX(N), t));
     NEED(same_shape(o, LOGITS, DX(N)));
-    COMPUTE();
-    bad = o->k->cross_entropy_grad(rows, classes, o->at[LOGITS], targets,
-                                   real_at(o->at[DY(N)], t) / divisor, o->at[DX(N)], o->add);
+  } else {
+    NEED(is_scalar(o, OUT(N), t));
   }
-  if (bad >= 0)
-    return err_set(o->err, PIPER_EUSER, "cross_entropy: target %d is outside 0..%lld",
-                   (int)targets[bad], (long long)classes - 1);
+  COMPUTE();
+  const int32_t *targets = o->at[TARGETS];
+  for (int64_t i = 0; i < rows; i++)
+    if ((targets[i] < 0 || targets[i] >= classes) && targets[i] != ignored_target(o))
+      return err_set(o->err, PIPER_EUSER, "cross_entropy: target %d is outside 0..%lld",
+                     (int)targets[i], (long long)classes - 1);
+  if (has(o, present)) divisor = *(const double *)o->at[present];
+  const double work = (backward(o) ? 16 : 10) * (double)classes;
+  if (backward(o)) {
+    const double factor = divisor == 0 ? 0 : real_at(o->at[DY(N)], t) / divisor;
+    op_split(o, rows, 1, work, cross_entropy_grad_rows, &factor);
+  } else {
+    const double loss = op_sum(o, rows, work, cross_entropy_rows, NULL);
+    set_real(o->at[OUT(N)], t, divisor == 0 ? 0 : loss / divisor);
+  }
   return PIPER_OK;
 }
 
@@ -496,12 +523,21 @@ static PiperStatus (*const RUN[OP_KIND_COUNT])(Op *) = {
     [OP_MATMUL] = run_matmul,
     [OP_EMBEDDING] = run_embedding,
     [OP_RELU] = run_relu,
+    [OP_GELU] = run_activation,
+    [OP_SILU] = run_activation,
+    [OP_SWIGLU] = run_swiglu,
+    [OP_SOFTMAX] = run_softmax,
+    [OP_RMSNORM] = run_rownorm,
+    [OP_LAYERNORM] = run_rownorm,
+    [OP_DROPOUT] = run_dropout,
     [OP_ADD] = run_binary,
     [OP_SUB] = run_binary,
     [OP_MUL] = run_binary,
     [OP_DIV] = run_binary,
     [OP_SCALE] = run_scale,
     [OP_RESHAPE] = run_reshape,
+    [OP_TRANSPOSE] = run_transpose,
+    [OP_SLICE] = run_slice,
     [OP_SUM] = run_sum,
     [OP_MEAN] = run_sum,
     [OP_SUM_SQUARES] = run_sum,

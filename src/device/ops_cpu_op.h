@@ -143,6 +143,18 @@ static inline PiperStatus unary(const Op *o, int *from, int *to) {
   return PIPER_OK;
 }
 
+/* The positions of the operand and result of a unary op, or of the gradients. */
+#define FROM(o) (backward(o) ? DY(1) : 0)
+#define TO(o) (backward(o) ? DX(1) : OUT(1))
+
 /* ---- ops of other files ------------------------------------------------------------------------ */
+
+PiperStatus run_activation(Op *o); /* ops_cpu_nn.c */
+PiperStatus run_swiglu(Op *o);
+PiperStatus run_softmax(Op *o);
+PiperStatus run_rownorm(Op *o);
+PiperStatus run_dropout(Op *o);
+PiperStatus run_transpose(Op *o); /* ops_cpu_shape.c */
+PiperStatus run_slice(Op *o);
 
 #endif

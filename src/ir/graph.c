@@ -280,11 +280,30 @@ static PiperStatus check_operands(const Graph *g, const OpSpec *spec, const Valu
   return PIPER_OK;
 }
 
+/* nn.moe's experts are inside a scope of this name. */
+static PiperStatus check_dropout(const Graph *g, PiperErr *err) {
+  for (size_t i = 0; i < g->open_tags.n; i++)
+    if (strcmp(graph_name(g, g->open_tags.at[i]), "EP") == 0)
+      return err_set(err, PIPER_EUSER,
+                     "dropout: inside \"EP\", where experts see the tokens of all samples "
+                     "mixed: which sample one belongs to is not known there");
+  return PIPER_OK;
+}
+
+/* What the mask is made by, besides seed and step: which dropout of the model it is, and which element
+ * of the whole batch. */
+static void set_mask(const Graph *g, Op *op) {
+  const Shape *s = &graph_value(g, op->in[0])->shape;
+  op->attrs.d[1] = (double)g->ops.n;
+  op->attrs.d[2] = s->batched ? (double)shape_elements_per_sample(s) : 0;
+}
+
 PiperStatus graph_add_op(Graph *g, const OpSpec *spec, uint32_t line, ValueId *out, PiperErr *err) {
   const Value *in[3];
   OpResult r;
   Op op = {.kind = spec->kind, .attrs = spec->attrs, .line = line};
   TRY(check_operands(g, spec, in, err));
+  if (spec->kind == OP_DROPOUT) TRY(check_dropout(g, err));
   TRY(op_infer(spec, in, &r, err));
   if (spec->name != NULL && (op.name = intern_id(g->names, spec->name)) == 0) return no_memory(err);
   if (!vec_reserve(&g->ops, 4) || !vec_reserve(&g->values, 5)) return no_memory(err);
@@ -293,6 +312,7 @@ PiperStatus graph_add_op(Graph *g, const OpSpec *spec, uint32_t line, ValueId *o
     op.in[i] = joint                 ? joint_operand(g, spec, i, line)
                : r.once & 1u << i ? push_once(g, spec->in[i], line)
                                      : spec->in[i];
+  if (spec->kind == OP_DROPOUT) set_mask(g, &op);
   *out = push_op(g, op, &r);
   return PIPER_OK;
 }

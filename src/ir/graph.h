@@ -72,8 +72,11 @@ typedef struct Input {
   ValueId value;
   uint32_t line;
   /* Set by graph_cut for i32 inputs: ids run from 0 to limit - 1 (smallest vocabulary or number
-   * of classes among their consumers); 0: no consumer says. */
+   * of classes among their consumers); 0: no consumer says. Where all consumers are losses that
+   * ignore one and the same value, that value may occur as well. */
   int64_t limit;
+  bool ignores;
+  int32_t ignore;
 } Input;
 
 typedef struct Loss {

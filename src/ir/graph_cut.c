@@ -88,6 +88,8 @@ static void find_id_limits(Graph *g) {
     const Op *op = &g->ops.at[o];
     Input *input;
     int64_t limit;
+    bool ignores = false;
+    int32_t ignore = 0;
     if (op->kind == OP_EMBEDDING) {
       input = input_behind(g, op->in[0]);
       limit = graph_value(g, op->in[1])->shape.dim[0];
@@ -95,8 +97,16 @@ static void find_id_limits(Graph *g) {
       const Shape *logits = &graph_value(g, op->in[0])->shape;
       input = input_behind(g, op->in[1]);
       limit = logits->dim[logits->rank - 1];
+      ignores = op->attrs.d[2] != 0;
+      ignore = (int32_t)op->attrs.d[1];
     } else {
       continue;
+    }
+    if (input->limit == 0) {
+      input->ignores = ignores;
+      input->ignore = ignore;
+    } else {
+      input->ignores &= ignores && ignore == input->ignore;
     }
     if (input->limit == 0 || limit < input->limit) input->limit = limit;
   }

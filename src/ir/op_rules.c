@@ -45,12 +45,21 @@ static const OpRule RULES[OP_KIND_COUNT] = {
   [OP_MATMUL]        = {LEFT_RIGHT,                           "ff",  "*mk, ?kn -> *mn", "01",    false, {SPACE_OUT_BY_LAST, 2, {2, 2}}},
   [OP_EMBEDDING]     = {{"ids are", "weight is"},             "if",  "*, vw -> *w",     "1",     false, {SPACE_OUT, 0, {0, 1}}},
   [OP_RELU]          = {{"input is"},                         "f",   "* -> *",          "",      false, {SPACE_OUT, 1, {1}}},
+  [OP_GELU]          = {{"input is"},                         "f",   "* -> *",          "",      false, {SPACE_OUT, 40, {45}}},
+  [OP_SILU]          = {{"input is"},                         "f",   "* -> *",          "",      false, {SPACE_OUT, 20, {25}}},
+  [OP_SWIGLU]        = {{"gate is", "up is"},                 "ff",  "*, * -> *",       "",      false, {SPACE_OUT, 21, {20, 10}}},
+  [OP_SOFTMAX]       = {{"input is"},                         "f",   "*c! -> *c",       "",      false, {SPACE_OUT, 20, {5}}},
+  [OP_RMSNORM]       = {{"input is", "weight is"},            "ff",  "*f!, f -> *f, *", "",      false, {SPACE_OUT, 4, {10, 4}}},
+  [OP_LAYERNORM]     = {{"input is", "weight is", "bias is"}, "ffF", "*f!, f, f -> *f, *2", "",  false, {SPACE_OUT, 8, {14, 5, 1}}},
+  [OP_DROPOUT]       = {{"input is"},                         "f",   "* -> *",          "0",     false, {SPACE_OUT, 2, {2}}},
   [OP_ADD]           = {LEFT_RIGHT,                           "ff",  "~, ~ -> ~",       "0+1",   false, {SPACE_OUT, 1, {1, 1}}},
   [OP_SUB]           = {LEFT_RIGHT,                           "ff",  "~, ~ -> ~",       "0+1",   false, {SPACE_OUT, 1, {1, 1}}},
   [OP_MUL]           = {LEFT_RIGHT,                           "ff",  "~, ~ -> ~",       "01",    false, {SPACE_OUT, 1, {1, 1}}},
   [OP_DIV]           = {LEFT_RIGHT,                           "ff",  "~, ~ -> ~",       "0",     false, {SPACE_OUT, 1, {1, 4}}},
   [OP_SCALE]         = {{"input is"},                         "f",   "* -> *",          "0",     false, {SPACE_OUT, 1, {1}}},
   [OP_RESHAPE]       = {{"input is"},                         "a",   "* -> *",          "0",     false, {SPACE_OUT, 0, {0}}},
+  [OP_TRANSPOSE]     = {{"input is"},                         "a",   "* -> *",          "0",     false, {SPACE_OUT, 0, {0}}},
+  [OP_SLICE]         = {{"input is"},                         "a",   "* -> *",          "0",     false, {SPACE_OUT, 0, {0}}},
   [OP_SUM]           = {{"input is"},                         "f",   "* ->",            "0",     false, {SPACE_IN, 1, {0}}},
   [OP_MEAN]          = {{"input is"},                         "f",   "* ->",            "0",     true,  {SPACE_IN, 1, {0}}},
   [OP_SUM_SQUARES]   = {{"input is"},                         "f",   "* ->",            "",      false, {SPACE_IN, 2, {2}}},
@@ -373,9 +382,51 @@ static PiperStatus infer_reshape(Infer *x, const Shape *to, Shape *out) {
   return PIPER_OK;
 }
 
+/* attrs.d[i] as an axis that may move: it exists, and is not the batch. */
+static PiperStatus read_axis(Infer *x, const OpSpec *spec, int i, int *axis) {
+  const Shape *s = &x->in[0]->shape;
+  const double d = spec->attrs.d[i];
+  if (!(d >= 0 && d < s->rank) || d != (int)d)
+    return fail(x, "input is %s, which has no axis %.17g (they count from 0)", x->text[0], d);
+  *axis = (int)d;
+  if (s->batched && *axis == 0)
+    return fail(x, "input is %s: axis 0 is the batch, which has to stay as it is", x->text[0]);
+  return PIPER_OK;
+}
+
+static PiperStatus infer_transpose(Infer *x, const OpSpec *spec, Shape *out) {
+  int a, b;
+  TRY(read_axis(x, spec, 0, &a));
+  TRY(read_axis(x, spec, 1, &b));
+  const Shape *s = &x->in[0]->shape;
+  *out = *s;
+  out->dim[a] = s->dim[b];
+  out->dim[b] = s->dim[a];
+  out->axis[a] = s->axis[b];
+  out->axis[b] = s->axis[a];
+  return PIPER_OK;
+}
+
+static PiperStatus infer_slice(Infer *x, const OpSpec *spec, Shape *out) {
+  int axis;
+  TRY(read_axis(x, spec, 0, &axis));
+  const double from = spec->attrs.d[1], to = spec->attrs.d[2];
+  *out = x->in[0]->shape;
+  if (!(from >= 0 && from < to && to <= (double)out->dim[axis]))
+    return fail(
+        x,
+        "input is %s: positions from %.17g up to, not including, %.17g of axis %d, which has "
+        "%" PRId64 " from 0",
+        x->text[0], from, to, axis, out->dim[axis]);
+  out->dim[axis] = (int64_t)to - (int64_t)from;
+  return PIPER_OK;
+}
+
 static PiperStatus infer_shape(Infer *x, const OpSpec *spec, Shape *out) {
   const OpKind kind = spec->kind;
   if (kind == OP_RESHAPE) return infer_reshape(x, spec->reshape_to, out);
+  if (kind == OP_TRANSPOSE) return infer_transpose(x, spec, out);
+  if (kind == OP_SLICE) return infer_slice(x, spec, out);
   if (x->axes.out.lead == '~') return infer_broadcast(x, out);
   TRY(infer_axes(x, out));
   if (kind == OP_LINEAR || kind == OP_EMBEDDING) out->axis[out->rank - 1] = AXIS_FEATURE;

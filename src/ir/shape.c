@@ -10,8 +10,8 @@ PiperStatus shape_check(const Shape *s, const char *what, PiperErr *err) {
   int64_t elements = 1;
   for (int i = 0; i < s->rank; i++) {
     if (s->dim[i] < 1)
-      return err_set(err, PIPER_EUSER, "%s: axis %d is %" PRId64 "; it must be at least 1", what,
-                     i + 1, s->dim[i]);
+      return err_set(err, PIPER_EUSER, "%s: axis %d is %" PRId64 "; it must be at least 1", what, i,
+                     s->dim[i]);
     if (s->dim[i] > SHAPE_MAX_ELEMENTS / elements) {
       char text[128];
       shape_text(s, text, sizeof text);

@@ -206,6 +206,13 @@ static double element(const DataSource *d, const DataRequest *r, const TableInpu
   return r->dtype == DT_I32 ? floor(u * (double)(r->limit > 0 ? r->limit : 2)) : 2 * u - 1;
 }
 
+static PiperStatus out_of_range(const DataRequest *r, int64_t sample, double v, PiperErr *err) {
+  char besides[32] = "";
+  if (r->ignores) snprintf(besides, sizeof besides, ", or is %d", (int)r->ignore);
+  return err_set(err, PIPER_EUSER, "data: %s of sample %lld is %g; it runs from 0 to %lld%s",
+                 r->input, (long long)sample, v, (long long)r->limit - 1, besides);
+}
+
 PiperStatus data_fill(const DataSource *d, const DataRequest *r, void *dst, PiperErr *err) {
   if (d->kind == SOURCE_TEXT) return fill_text(d, r, dst, err);
   const TableInput *t = d->kind == SOURCE_TABLE ? table_input(d, r->input) : NULL;
@@ -220,10 +227,8 @@ PiperStatus data_fill(const DataSource *d, const DataRequest *r, void *dst, Pipe
       if (!(v >= INT32_MIN && v <= INT32_MAX) || floor(v) != v)
         return err_set(err, PIPER_EUSER, "data: %s of sample %lld is %g: the input takes whole numbers",
                        r->input, (long long)(r->first + i / r->per_sample), v);
-      if (r->limit > 0 && (v < 0 || v >= (double)r->limit))
-        return err_set(err, PIPER_EUSER, "data: %s of sample %lld is %g; it runs from 0 to %lld",
-                       r->input, (long long)(r->first + i / r->per_sample), v,
-                       (long long)r->limit - 1);
+      if (r->limit > 0 && (v < 0 || v >= (double)r->limit) && !(r->ignores && v == r->ignore))
+        return out_of_range(r, r->first + i / r->per_sample, v, err);
       ((int32_t *)dst)[i] = (int32_t)v;
     }
   }

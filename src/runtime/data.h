@@ -41,12 +41,14 @@ typedef struct DataRequest {
   DType dtype;         /* DT_F32, DT_F64 or DT_I32 */
   int64_t per_sample;  /* as data_per_sample says */
   int64_t limit;       /* integers: exclusive upper bound; 0: none */
+  bool ignores;        /* integers: 'ignore' may occur besides */
+  int32_t ignore;
   int64_t first, n;    /* samples first .. first + n - 1 */
   uint64_t seed;
 } DataRequest;
 
-/* Writes n * per_sample elements to 'dst'. An integer that is not whole or outside [0, limit) is an
- * error naming sample and input. */
+/* Writes n * per_sample elements to 'dst'. An integer that is not whole or outside [0, limit) that
+ * may not occur besides is an error naming sample and input. */
 PiperStatus data_fill(const DataSource *d, const DataRequest *r, void *dst, PiperErr *err);
 
 #endif

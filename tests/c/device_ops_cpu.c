@@ -5,13 +5,11 @@
 #include "op_case.h"
 #include "random_data.h"
 
-enum { ARGS = 6 }; /* a model op has 3 operands at most */
-
 /* The numbers of one case. Reals are exact in f32. */
 typedef struct Data {
   const OpCase *c;
   bool integers;
-  long double *x[3], *y, *dy;
+  long double *x[3], *y, *dy, *aux;
   double *prior; /* what a gradient is added to, one array as long as the longest operand */
 } Data;
 
@@ -37,6 +35,7 @@ static long double some_real(const Data *d, int operand) {
   if (d->c->op == OP_DIV && operand == 1) return (float)(u < 0 ? u - 0.5 : u + 0.5);
   if (d->c->op == OP_RELU) return (float)(u < 0 ? u - 0.01 : u + 0.01); /* not at the bend */
   if (d->c->op == OP_CROSS_ENTROPY) return (float)(u * 8);
+  if (d->c->op == OP_GELU || d->c->op == OP_SILU || d->c->op == OP_SOFTMAX) return (float)(u * 4);
   return (float)u;
 }
 
@@ -52,6 +51,8 @@ static Data data_new(const OpCase *c, bool integers) {
                                               : 1;
     for (int64_t j = 0; j < n; j++)
       d.x[i][j] = case_operand_is_int(c, i) ? random_int(0, (int)ids - 1) : some_real(&d, i);
+    for (int64_t j = 0; j < n && c->op == OP_CROSS_ENTROPY && i == 1 && c->d2 != 0; j++)
+      if (random_int(0, 2) == 0) d.x[i][j] = c->d1; /* ignored */
   }
   const int64_t n = shape_count(&c->out);
   d.y = malloc((size_t)n * sizeof(long double));
@@ -59,6 +60,11 @@ static Data data_new(const OpCase *c, bool integers) {
   for (int64_t j = 0; j < n; j++)
     d.dy[j] = integers ? random_int(-3, 3) : (float)(random_uniform() * 2 - 1);
   naive_forward(c, d.x, d.y);
+  if (OP_INFO[c->op].flags & OPF_AUX) {
+    const OpShape aux = case_aux(c);
+    d.aux = malloc((size_t)shape_count(&aux) * sizeof *d.aux);
+    naive_aux(c, d.x, d.aux);
+  }
   d.prior = malloc((size_t)most * sizeof *d.prior);
   for (int64_t j = 0; j < most; j++)
     d.prior[j] = integers ? random_int(-9, 9) : (double)(float)(random_uniform() * 2 - 1);
@@ -69,6 +75,7 @@ static void data_free(Data *d) {
   for (int i = 0; i < 3; i++) free(d->x[i]);
   free(d->y);
   free(d->dy);
+  free(d->aux);
   free(d->prior);
 }
 
@@ -78,33 +85,64 @@ static double largest(const long double *x, int64_t n) {
   return most;
 }
 
-/* How a gradient meets what its destination held. */
+/* How a gradient meets what its destination held, and who says so: the call or the instruction. */
 typedef enum Mode { WRITE, ADD, FIRST, LATER } Mode;
 
-/* Runs one call of the case. 'out' receives the destination. In modes WRITE and FIRST it held NaN
- * before, otherwise 'prior'. */
+/* A joint op's parameters have no gradients, so the instruction says nothing; there FIRST and LATER are
+ * calls for one gradient alone. */
+static KernelCall make_call(const OpCase *c, DType t, KernelPart part, int wrt, Mode mode) {
+  const bool joint = part == KERNEL_B && case_is_joint(c), adds = mode == ADD || mode == LATER;
+  KernelCall call = case_call(c, part, wrt, mode < FIRST, t);
+  if (joint && mode < FIRST) call.accumulate = adds ? (uint8_t)((1 << case_operands(c)) - 1) : 0;
+  else if (joint) call.accumulate = (uint8_t)(adds << wrt);
+  else if (mode < FIRST) call.accumulate = adds;
+  else call.first_base = (uint16_t)case_destination(c, part, wrt);
+  return call;
+}
+
+/* Element j of what an argument holds before the call. */
+static long double before(const Data *d, char what, KernelPart part, bool adds, int64_t j) {
+  switch (what) {
+  case '0':
+  case '1':
+  case '2':
+    return d->x[what - '0'][j];
+  case 'd':
+    return d->dy[j];
+  case 'y':
+    return part == KERNEL_F ? NAN : d->y[j];
+  case 'a':
+    return part == KERNEL_F ? NAN : d->aux[j];
+  default:
+    return adds ? d->prior[j] : NAN;
+  }
+}
+
+static void read_back(const void *from, DType t, int64_t n, double *out) {
+  for (int64_t j = 0; j < n; j++)
+    out[j] = t == DT_F32 ? (double)((const float *)from)[j] : ((const double *)from)[j];
+}
+
+/* Runs one call of the case. 'out' receives the destination, 'aux' (if not NULL) the auxiliary output.
+ * Gradients held NaN before, in modes ADD and LATER 'prior'. */
 static bool run_call(const Data *d, int isa, DType t, KernelPart part, int wrt, Mode mode,
-                     double *out) {
+                     double *out, double *aux) {
   const OpCase *c = d->c;
-  const int n = case_operands(c), dst = part == KERNEL_F ? n : n + 2;
-  KernelCall call = case_call(c, part, wrt, t);
-  call.accumulate = mode == ADD;
-  if (mode >= FIRST) call.first_base = (uint16_t)dst;
-  unsigned char *bases[ARGS] = {0};
-  uint64_t bytes[ARGS] = {0};
-  uint8_t first[ARGS] = {0};
+  const int dst = case_destination(c, part, wrt);
+  const KernelCall call = make_call(c, t, part, wrt, mode);
+  unsigned char *bases[KERNEL_MAX_ARGS] = {0};
+  uint64_t bytes[KERNEL_MAX_ARGS] = {0};
+  uint8_t first[KERNEL_MAX_ARGS] = {0};
   first[dst] = mode == FIRST;
   for (int i = 0; i < call.n_args; i++) {
     if (call.args[i].base == KERNEL_NO_BASE) continue;
-    const int64_t count = shape_count(case_arg_shape(c, wrt, i));
+    const char what = case_arg(c, part, wrt, i);
+    const OpShape shape = case_arg_shape(c, what);
     const DType own = (DType)call.args[i].dtype;
-    bytes[i] = (uint64_t)count * dtype_bytes(own);
+    bytes[i] = (uint64_t)shape_count(&shape) * dtype_bytes(own);
     bases[i] = malloc(bytes[i]);
-    for (int64_t j = 0; j < count; j++) {
-      const long double v = i == dst      ? (mode == ADD || mode == LATER ? d->prior[j] : NAN)
-                            : i < n       ? d->x[i][j]
-                            : i == n      ? d->y[j]
-                                          : d->dy[j];
+    for (int64_t j = 0; j < shape_count(&shape); j++) {
+      const long double v = before(d, what, part, mode == ADD || mode == LATER, j);
       if (own == DT_F32) ((float *)bases[i])[j] = (float)v;
       if (own == DT_F64) ((double *)bases[i])[j] = (double)v;
       if (own == DT_I32) ((int32_t *)bases[i])[j] = (int32_t)v;
@@ -112,12 +150,20 @@ static bool run_call(const Data *d, int isa, DType t, KernelPart part, int wrt, 
   }
   PiperErr err = {0};
   PiperStatus st = ops_cpu_check(&call, 1, bytes, call.n_args, &err);
-  const KernelRun run = {.calls = &call, .n_calls = 1, .bases = bases, .first = first};
+  const KernelRun run = {.calls = &call,
+                         .n_calls = 1,
+                         .bases = bases,
+                         .first = first,
+                         .step = &CASE_STEP,
+                         .sample_lo = c->op == OP_DROPOUT ? CASE_SAMPLE_LO : 0};
   if (st == PIPER_OK) st = ops_cpu_run(&run, scratch_of[isa], &err);
   if (st != PIPER_OK) diag("%s", err.text);
-  const int64_t count = shape_count(case_arg_shape(c, wrt, dst));
-  for (int64_t j = 0; j < count; j++)
-    out[j] = t == DT_F32 ? (double)((float *)bases[dst])[j] : ((double *)bases[dst])[j];
+  const OpShape shape = case_arg_shape(c, case_arg(c, part, wrt, dst));
+  read_back(bases[dst], t, shape_count(&shape), out);
+  if (aux != NULL) {
+    const OpShape own = case_aux(c);
+    read_back(bases[case_operands(c) + 1], t, shape_count(&own), aux);
+  }
   for (int i = 0; i < call.n_args; i++) free(bases[i]);
   return st == PIPER_OK;
 }
@@ -145,10 +191,10 @@ static bool same_bits(const double *a, const double *b, int64_t n, const char *w
 }
 
 /* The gradient of sum(dy y) with respect to operand wrt, by central differences in long double: the
- * step leaves an error of some 1e-8 of the third derivative. */
+ * step leaves an error of some 1e-11 of the third derivative. */
 static void numeric_gradient(const Data *d, int wrt, long double *grad) {
   const int64_t n = shape_count(&d->c->in[wrt]), n_out = shape_count(&d->c->out);
-  const long double step = 1e-4L;
+  const long double step = 1e-5L;
   long double *y = malloc((size_t)n_out * sizeof *y);
   for (int64_t i = 0; i < n; i++) {
     const long double x = d->x[wrt][i];
@@ -167,11 +213,27 @@ typedef struct Verdict {
   bool forward, gradient, f32, exact, accumulates, bits;
 } Verdict;
 
+static bool is_exact(const Data *d) {
+  switch ((int)d->c->op) {
+  case OP_CROSS_ENTROPY:
+  case OP_GELU:
+  case OP_SILU:
+  case OP_SWIGLU:
+  case OP_SOFTMAX:
+  case OP_RMSNORM:
+  case OP_LAYERNORM:
+    return false;
+  case OP_DROPOUT:
+    return d->integers && (d->c->d0 == 0 || d->c->d0 == 0.5); /* kept numbers are doubled */
+  default:
+    return d->integers;
+  }
+}
+
 /* Gradients of small integers by ops that are at most quadratic in each operand are exact, and the
  * central differences are within rounding of them. */
 static bool gradient_is_exact(const Data *d, int wrt) {
-  const OpKind op = d->c->op;
-  return d->integers && op != OP_CROSS_ENTROPY && !(op == OP_DIV && wrt == 1);
+  return is_exact(d) && !(d->c->op == OP_DIV && wrt == 1);
 }
 
 static void try_gradient(const Data *d, int wrt, Verdict *v, const char *name) {
@@ -189,7 +251,7 @@ static void try_gradient(const Data *d, int wrt, Verdict *v, const char *name) {
     for (int isa = 0; isa < n_isas; isa++) {
       char what[300];
       snprintf(what, sizeof what, "%s %s gradient %d", name, dtype_name(t), wrt);
-      if (!run_call(d, isa, t, KERNEL_B, wrt, WRITE, got)) v->gradient = false;
+      if (!run_call(d, isa, t, KERNEL_B, wrt, WRITE, got, NULL)) v->gradient = false;
       if (exact)
         v->exact = near(got, want, n, 0, 0, what) && v->exact;
       else if (t == DT_F64)
@@ -199,13 +261,13 @@ static void try_gradient(const Data *d, int wrt, Verdict *v, const char *name) {
       if (isa == 0) memcpy(reference, got, (size_t)n * sizeof *got);
       v->bits = same_bits(got, reference, n, what) && v->bits;
 
-      run_call(d, isa, t, KERNEL_B, wrt, FIRST, other);
+      run_call(d, isa, t, KERNEL_B, wrt, FIRST, other, NULL);
       v->accumulates = same_bits(got, other, n, what) && v->accumulates;
       for (int64_t i = 0; i < n; i++) sum[i] = (long double)got[i] + d->prior[i];
       const double least = fmax(1, largest(want, n));
-      run_call(d, isa, t, KERNEL_B, wrt, ADD, got);
+      run_call(d, isa, t, KERNEL_B, wrt, ADD, got, NULL);
       v->accumulates = near(got, sum, n, exact ? 0 : t == DT_F64 ? 1e-14 : 1e-6, least, what) && v->accumulates;
-      run_call(d, isa, t, KERNEL_B, wrt, LATER, other);
+      run_call(d, isa, t, KERNEL_B, wrt, LATER, other, NULL);
       v->accumulates = same_bits(got, other, n, what) && v->accumulates;
     }
   free(want);
@@ -220,11 +282,17 @@ static void try_case(const OpCase *c, bool integers, Verdict *v) {
   describe(c, name, sizeof name);
   Data d = data_new(c, integers);
   const int64_t n = shape_count(&c->out);
-  const bool exact = integers && c->op != OP_CROSS_ENTROPY;
+  const bool exact = is_exact(&d);
   double *got = malloc((size_t)n * sizeof *got), *reference = malloc((size_t)n * sizeof *got);
+  const OpShape aux_shape = d.aux != NULL ? case_aux(c) : (OpShape)SCALAR;
+  double *aux = d.aux != NULL ? malloc((size_t)shape_count(&aux_shape) * sizeof *aux) : NULL;
   for (DType t = DT_F32; t <= DT_F64; t++)
     for (int isa = 0; isa < n_isas; isa++) {
-      if (!run_call(&d, isa, t, KERNEL_F, 0, WRITE, got)) v->forward = false;
+      if (!run_call(&d, isa, t, KERNEL_F, 0, WRITE, got, aux)) v->forward = false;
+      if (aux != NULL)
+        v->forward =
+            near(aux, d.aux, shape_count(&aux_shape), t == DT_F64 ? 1e-13 : 1e-6, 1, name) &&
+            v->forward;
       if (exact)
         v->exact = near(got, d.y, n, 0, 0, name) && v->exact;
       else if (t == DT_F64)
@@ -238,6 +306,7 @@ static void try_case(const OpCase *c, bool integers, Verdict *v) {
     if (OP_INFO[c->op].saves[wrt][0] != '!' && !(c->no_bias && wrt == 2))
       try_gradient(&d, wrt, v, name);
   free(got);
+  free(aux);
   free(reference);
   data_free(&d);
 }

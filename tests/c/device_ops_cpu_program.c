@@ -240,13 +240,132 @@ static void test_ids(void) {
 }
 
 /* Each of these differs in one point from a call that is right. */
+/* Targets that are absent, and how many are not, as the graph counts them. */
+static void test_ignored(void) {
+  const float row[8] = {1, -2, 0.5f, 3, -1, 2, 0.25f, 1};
+  float logits[8], loss[1], one[1] = {1}, want[8], got[8];
+  PiperErr err = {0};
+  memcpy(logits, row, sizeof row);
+  int32_t targets[4] = {1, -100, 0, -100}, two[2] = {1, 0};
+  float kept[4] = {row[0], row[1], row[4], row[5]}, kept_loss[1], kept_grad[4];
+  KernelCall f =
+      CALL(OP_CROSS_ENTROPY, MATRIX(0, DT_F32, 2, 2), VECTOR(1, DT_I32, 2), NUMBER(2, DT_F32));
+  f.attrs.d[0] = 2;
+  run5(f, NULL, 0, &err, kept, two, kept_loss, NULL, NULL);
+  KernelCall b = CALL(OP_CROSS_ENTROPY, MATRIX(0, DT_F32, 2, 2), VECTOR(1, DT_I32, 2), ABSENT,
+                      NUMBER(2, DT_F32), MATRIX(3, DT_F32, 2, 2));
+  b.part = KERNEL_B;
+  b.attrs.d[0] = 2;
+  run5(b, NULL, 0, &err, kept, two, one, kept_grad, NULL);
+  for (int i = 0; i < 8; i++) want[i] = i / 2 % 2 == 0 ? kept_grad[i / 4 * 2 + i % 2] : 0;
+
+  f = CALL(OP_CROSS_ENTROPY, MATRIX(0, DT_F32, 4, 2), VECTOR(1, DT_I32, 4), NUMBER(2, DT_F32),
+           ABSENT, NUMBER(3, DT_F64));
+  b = CALL(OP_CROSS_ENTROPY, MATRIX(0, DT_F32, 4, 2), VECTOR(1, DT_I32, 4), ABSENT,
+           NUMBER(2, DT_F32), MATRIX(3, DT_F32, 4, 2), ABSENT, NUMBER(4, DT_F64));
+  b.part = KERNEL_B;
+  f.attrs = b.attrs = (OpAttrs){{4, -100, 1}};
+  double count[1] = {2};
+  is_int(run5(f, NULL, 0, &err, logits, targets, loss, count, NULL), PIPER_OK,
+         "absent targets are no error");
+  ok(loss[0] == kept_loss[0], "the loss is that of the others, divided by their count");
+  run5(b, NULL, 0, &err, logits, targets, one, got, count);
+  ok(memcmp(got, want, sizeof got) == 0, "so is the gradient, and 0 in rows that are absent");
+  run5(b, NULL, 0, &err, logits, targets, one, logits, count);
+  ok(memcmp(logits, want, sizeof logits) == 0, "it may take the place of the logits");
+  memcpy(logits, row, sizeof row);
+  for (int i = 0; i < 8; i++) got[i] = 10;
+  b.accumulate = true;
+  run5(b, NULL, 0, &err, logits, targets, one, got, count);
+  ok(got[2] == 10 && got[3] == 10 && fabsf(got[0] - 10 - want[0]) < 1e-6f,
+     "or be added to what is there");
+  b.accumulate = false;
+
+  f.n_args = 3; /* without count */
+  run5(f, NULL, 0, &err, logits, targets, loss, NULL, NULL);
+  is_near((double)loss[0], (double)kept_loss[0] / 2, 1e-7, "without a count all targets divide");
+  f.n_args = 5;
+
+  for (int i = 0; i < 4; i++) targets[i] = -100;
+  count[0] = 0;
+  loss[0] = 7;
+  run5(f, NULL, 0, &err, logits, targets, loss, count, NULL);
+  run5(b, NULL, 0, &err, logits, targets, one, got, count);
+  bool zero = loss[0] == 0;
+  for (int i = 0; i < 8; i++) zero = zero && got[i] == 0;
+  ok(zero, "count 0 gives loss 0 and gradient 0");
+  targets[2] = -99;
+  is_int(run5(f, NULL, 0, &err, logits, targets, loss, count, NULL), PIPER_EUSER,
+         "other targets outside");
+  is_str(err.text, "cross_entropy: target -99 is outside 0..1", "are errors still");
+  is_int(run5(b, NULL, 0, &err, logits, targets, one, got, count), PIPER_EUSER,
+         "for the gradient too");
+}
+
+static void test_dropout(void) {
+  PiperErr err = {0};
+  enum { SAMPLES = 6, EACH = 5 };
+  float x[SAMPLES * EACH], whole[SAMPLES * EACH], part[SAMPLES * EACH];
+  for (int i = 0; i < SAMPLES * EACH; i++) x[i] = 1;
+  KernelCall c =
+      CALL(OP_DROPOUT, VECTOR(0, DT_F32, SAMPLES * EACH), VECTOR(1, DT_F32, SAMPLES * EACH));
+  c.attrs = (OpAttrs){{0.5, 9, EACH}};
+  const StepBlock step = {.step = 1, .seed = 42}, next = {.step = 2, .seed = 42},
+                  other = {.step = 1, .seed = 43};
+  run5(c, &step, 0, &err, x, whole, NULL, NULL, NULL);
+  c.args[0].dim[0] = c.args[1].dim[0] = EACH;
+  for (int s = 0; s < SAMPLES; s++) run5(c, &step, s, &err, x, part + s * EACH, NULL, NULL, NULL);
+  ok(memcmp(whole, part, sizeof whole) == 0,
+     "a sample's mask does not depend on the samples beside it");
+  c.attrs.d[2] = 0;
+  run5(c, &step, 3, &err, x, part, NULL, NULL, NULL);
+  ok(memcmp(whole, part, EACH * sizeof *x) == 0,
+     "a value without a batch has one mask for all samples");
+  c.args[0].dim[0] = c.args[1].dim[0] = SAMPLES * EACH;
+  c.attrs.d[2] = EACH;
+  run5(c, &next, 0, &err, x, part, NULL, NULL, NULL);
+  ok(memcmp(whole, part, sizeof whole) != 0, "another step has another mask");
+  run5(c, &other, 0, &err, x, part, NULL, NULL, NULL);
+  ok(memcmp(whole, part, sizeof whole) != 0, "so has another seed");
+  c.attrs.d[1] = 10;
+  run5(c, &step, 0, &err, x, part, NULL, NULL, NULL);
+  ok(memcmp(whole, part, sizeof whole) != 0, "and another dropout of the model");
+}
+
+static void test_moves_integers(void) {
+  PiperErr err = {0};
+  int32_t ids[6] = {1, -2, 3, 0x7f800001, 5, 6}, out[6]; /* one has the bits of a signalling NaN */
+  KernelCall c = CALL(OP_TRANSPOSE, MATRIX(0, DT_I32, 2, 3), MATRIX(1, DT_I32, 3, 2));
+  c.attrs = (OpAttrs){{0, 1}};
+  is_int(run5(c, NULL, 0, &err, ids, out, NULL, NULL, NULL), PIPER_OK, "ids can be transposed");
+  ok(out[0] == 1 && out[1] == 0x7f800001 && out[2] == -2 && out[5] == 6, "and stay what they are");
+  c = CALL(OP_SLICE, MATRIX(0, DT_I32, 2, 3), MATRIX(1, DT_I32, 2, 2));
+  c.attrs = (OpAttrs){{1, 1, 3}};
+  is_int(run5(c, NULL, 0, &err, ids, out, NULL, NULL, NULL), PIPER_OK, "and sliced");
+  ok(out[0] == -2 && out[1] == 3 && out[2] == 5 && out[3] == 6, "from a position up to another");
+}
+
 static void test_refused(void) {
   const KernelCall linear = CALL(OP_LINEAR, MATRIX(0, DT_F32, 2, 3), MATRIX(1, DT_F32, 4, 3),
                                  VECTOR(2, DT_F32, 4), MATRIX(3, DT_F32, 2, 4));
   const KernelCall loss = CALL(OP_CROSS_ENTROPY, MATRIX(0, DT_F32, 2, 3), VECTOR(1, DT_I32, 2), NUMBER(2, DT_F32));
   const KernelCall add = CALL(OP_ADD, MATRIX(0, DT_F32, 2, 3), VECTOR(1, DT_F32, 3), MATRIX(2, DT_F32, 2, 3));
+  const KernelArg six = VECTOR(0, DT_F32, 6);
+  KernelCall swiglu = CALL(OP_SWIGLU, six, six, ABSENT, six, ABSENT, ABSENT, six, six);
+  swiglu.part = KERNEL_B;
+  swiglu.wrt = KERNEL_WRT_ALL;
+  KernelCall norm = CALL(OP_LAYERNORM, MATRIX(0, DT_F32, 2, 3), VECTOR(1, DT_F32, 3), ABSENT,
+                         MATRIX(2, DT_F32, 2, 3), MATRIX(3, DT_F32, 2, 2));
+  KernelCall slice = CALL(OP_SLICE, MATRIX(0, DT_F32, 2, 3), MATRIX(1, DT_F32, 2, 2));
+  slice.attrs = (OpAttrs){{1, 1, 3}};
+  KernelCall transpose = CALL(OP_TRANSPOSE, MATRIX(0, DT_F32, 2, 3), MATRIX(1, DT_F32, 3, 2));
+  transpose.attrs = (OpAttrs){{0, 1}};
+  KernelCall dropout = CALL(OP_DROPOUT, six, six);
   const uint64_t bytes[] = {1000, 1000, 1000, 1000};
-  struct { KernelCall c; const char *what; } bad[12];
+  struct {
+    KernelCall c;
+    const char *what;
+  } bad[32];
   int n = 0;
 #define BAD(call, text, ...)                                                                       \
   do {                                                                                             \
@@ -266,7 +385,27 @@ static void test_refused(void) {
   BAD(linear, "an offset between elements", c.args[0].offset = 2);
   BAD(loss, "a divisor of 0", c.attrs.d[0] = 0);
   BAD(loss, "targets that are no integers", c.attrs.d[0] = 1, c.args[1].dtype = DT_F32);
+  BAD(loss, "a count of another type", c.attrs.d[0] = 1, c.n_args = 5, c.args[3] = ABSENT,
+      c.args[4] = six);
+  BAD(loss, "an absent target that is no i32", c.attrs = ((OpAttrs){{1, 1e10, 1}}));
   BAD(add, "shapes that do not broadcast", c.args[1].dim[0] = 2);
+  BAD(swiglu, "one gradient of an op that gives all", c.wrt = 0);
+  BAD(add, "all gradients of an op that gives one", c.part = KERNEL_B, c.wrt = KERNEL_WRT_ALL);
+  BAD(swiglu, "accumulation into an operand that is not there", c.accumulate = 4);
+  BAD(linear, "accumulation into one that has no bit", c.part = KERNEL_B, c.accumulate = 2);
+  BAD(swiglu, "a gradient at the place of a single one", c.args[4] = six);
+  BAD(swiglu, "all gradients absent", c.args[6] = c.args[7] = ABSENT);
+  BAD(swiglu, "a gradient of another size", c.args[7].dim[0] = 5);
+  BAD(swiglu, "an operand that a gradient needs", c.args[1] = ABSENT);
+  BAD(swiglu, "parameters among a joint op's operands", c.first_base = 0);
+  BAD(norm, "statistics of another size", c.args[4].dim[1] = 1);
+  BAD(norm, "statistics that are absent", c.args[4] = ABSENT);
+  BAD(norm, "an eps below 0", c.attrs.d[0] = -1);
+  BAD(slice, "positions behind the end", c.attrs.d[2] = 4);
+  BAD(slice, "an axis that is not there", c.attrs.d[0] = 2);
+  BAD(transpose, "half an axis", c.attrs.d[0] = 0.5);
+  BAD(transpose, "a shape that is not turned", c.args[1] = MATRIX(1, DT_F32, 2, 3));
+  BAD(dropout, "a probability of 1", c.attrs.d[0] = 1);
   for (int i = 0; i < n; i++) {
     PiperErr err = {0};
     is_int(ops_cpu_check(&bad[i].c, 1, bytes, 4, &err), PIPER_EBUG, "refused: %s", bad[i].what);
@@ -275,8 +414,15 @@ static void test_refused(void) {
   PiperErr err = {0};
   KernelCall good = loss;
   good.attrs.d[0] = 1;
-  ok(ops_cpu_check(&linear, 1, bytes, 4, &err) == PIPER_OK && ops_cpu_check(&good, 1, bytes, 4, &err) == PIPER_OK &&
-         ops_cpu_check(&add, 1, bytes, 4, &err) == PIPER_OK, "the calls themselves pass");
+  ok(ops_cpu_check(&linear, 1, bytes, 4, &err) == PIPER_OK &&
+         ops_cpu_check(&good, 1, bytes, 4, &err) == PIPER_OK &&
+         ops_cpu_check(&add, 1, bytes, 4, &err) == PIPER_OK &&
+         ops_cpu_check(&swiglu, 1, bytes, 4, &err) == PIPER_OK &&
+         ops_cpu_check(&norm, 1, bytes, 4, &err) == PIPER_OK &&
+         ops_cpu_check(&slice, 1, bytes, 4, &err) == PIPER_OK &&
+         ops_cpu_check(&transpose, 1, bytes, 4, &err) == PIPER_OK &&
+         ops_cpu_check(&dropout, 1, bytes, 4, &err) == PIPER_OK,
+     "the calls themselves pass");
   KernelCall huge = add;
   huge.args[0].dim[0] = huge.args[2].dim[0] = INT64_C(1) << 62;
   is_int(ops_cpu_check(&huge, 1, bytes, 4, &err), PIPER_EBUG, "sizes whose product overflows are refused");
@@ -309,6 +455,9 @@ int main(void) {
   test_adamw();
   test_program();
   test_ids();
+  test_ignored();
+  test_dropout();
+  test_moves_integers();
   test_refused();
   test_isa();
   ops_cpu_scratch_free(scratch);

@@ -32,6 +32,18 @@ static const Large LARGE[] = {
     {OP_EMBEDDING, .in = {SHAPE(700), SHAPE(60, 131)}, .out = SHAPE(700, 131), .ids = 60},
     {OP_EMBEDDING, .in = {SHAPE(90), SHAPE(3000, 37)}, .out = SHAPE(90, 37), .ids = 3000},
     {OP_RELU, .in = {SHAPE(311, 333)}, .out = SHAPE(311, 333)},
+    {OP_GELU, .in = {SHAPE(311, 333)}, .out = SHAPE(311, 333)},
+    {OP_SILU, .in = {SHAPE(311, 333)}, .out = SHAPE(311, 333)},
+    {OP_SWIGLU, .in = {SHAPE(311, 333), SHAPE(311, 333)}, .out = SHAPE(311, 333)},
+    {OP_SOFTMAX, .in = {SHAPE(3, 97, 333)}, .out = SHAPE(3, 97, 333)},
+    {OP_RMSNORM, .in = {SHAPE(3, 97, 333), SHAPE(333)}, .out = SHAPE(3, 97, 333), .d = {1e-6}},
+    {OP_LAYERNORM, .in = {SHAPE(3, 97, 333), SHAPE(333), SHAPE(333)}, .out = SHAPE(3, 97, 333),
+     .d = {1e-5}},
+    {OP_DROPOUT, .in = {SHAPE(311, 333)}, .out = SHAPE(311, 333), .d = {0.3, 5, 333}},
+    {OP_TRANSPOSE, .in = {SHAPE(311, 333)}, .out = SHAPE(333, 311), .d = {0, 1}},
+    {OP_TRANSPOSE, .in = {SHAPE(7, 41, 3, 133)}, .out = SHAPE(7, 133, 3, 41), .d = {3, 1}},
+    {OP_TRANSPOSE, .in = {SHAPE(7, 41, 13, 33)}, .out = SHAPE(7, 13, 41, 33), .d = {1, 2}},
+    {OP_SLICE, .in = {SHAPE(31, 77, 65)}, .out = SHAPE(31, 50, 65), .d = {1, 20, 70}},
     {OP_ADD, .in = {SHAPE(311, 333), SHAPE(311, 333)}, .out = SHAPE(311, 333)},
     {OP_ADD, .in = {SHAPE(5, 77, 333), SHAPE(77, 333)}, .out = SHAPE(5, 77, 333)},
     {OP_SUB, .in = {SHAPE(77, 1, 333), SHAPE(5, 333)}, .out = SHAPE(77, 5, 333)},
@@ -45,7 +57,10 @@ static const Large LARGE[] = {
     {OP_MEAN, .in = {SHAPE(311, 333)}, .out = SCALAR, .d = {7}},
     {OP_SUM_SQUARES, .in = {SHAPE(311, 333)}, .out = SCALAR},
     {OP_MSE, .in = {SHAPE(311, 333), SHAPE(311, 333)}, .out = SCALAR, .d = {9}},
-    {OP_CROSS_ENTROPY, .in = {SHAPE(9, 37, 501), SHAPE(9, 37)}, .out = SCALAR, .d = {333}, .ids = 501},
+    {OP_CROSS_ENTROPY, .in = {SHAPE(9, 37, 501), SHAPE(9, 37)}, .out = SCALAR, .d = {333},
+     .ids = 501},
+    {OP_CROSS_ENTROPY, .in = {SHAPE(901, 11), SHAPE(901)}, .out = SCALAR, .d = {901, 4, 1},
+     .ids = 11},
     {OP_ONCE, .in = {SHAPE(99999)}, .out = SHAPE(99999)},
 };
 enum { N_LARGE = sizeof LARGE / sizeof *LARGE };
@@ -109,21 +124,15 @@ static bool same_bits(Args *a, const char *what) {
   return same;
 }
 
-static bool is_id(const Large *l, int operand) {
-  return (l->op == OP_EMBEDDING && operand == 0) || (l->op == OP_CROSS_ENTROPY && operand == 1);
-}
-
 /* Forward, or the gradient with respect to one operand. */
 static bool try_part(const Large *l, KernelPart part, int wrt, bool add, DType t) {
-  const int n = OP_INFO[l->op].n_operands;
-  const char *saves = part == KERNEL_B ? OP_INFO[l->op].saves[wrt] : "012";
-  Args a = args_new(l->op, part, wrt, add, part == KERNEL_B ? n + 3 : n + 1, l->d);
-  for (int i = 0; i < n; i++)
-    if (strchr(saves, '0' + i) != NULL) set_arg(&a, i, &l->in[i], is_id(l, i) ? DT_I32 : t, l->ids);
-  if (part == KERNEL_F || strchr(saves, 'y') != NULL) set_arg(&a, n, &l->out, t, 0);
-  if (part == KERNEL_B) {
-    set_arg(&a, n + 1, &l->out, t, 0);
-    set_arg(&a, n + 2, &l->in[wrt], t, 0);
+  const OpCase c = {.op = l->op, .in = {l->in[0], l->in[1], l->in[2]}, .out = l->out};
+  const KernelCall call = case_call(&c, part, wrt, true, t);
+  Args a = args_new(l->op, part, call.wrt, add, call.n_args, l->d);
+  for (int i = 0; i < call.n_args; i++) {
+    if (call.args[i].base == KERNEL_NO_BASE) continue;
+    const OpShape shape = case_arg_shape(&c, case_arg(&c, part, wrt, i));
+    set_arg(&a, i, &shape, (DType)call.args[i].dtype, l->ids);
   }
   char what[100];
   snprintf(what, sizeof what, "%s %s %s %d", OP_INFO[l->op].name, dtype_name(t),

@@ -37,6 +37,14 @@ static ValueId op3(OpKind kind, ValueId a, ValueId b, ValueId c) {
 static ValueId op2(OpKind kind, ValueId a, ValueId b) { return op3(kind, a, b, (ValueId){0}); }
 static ValueId op1(OpKind kind, ValueId a) { return op2(kind, a, (ValueId){0}); }
 
+static ValueId op_with(OpKind kind, ValueId a, double d0, double d1, double d2) {
+  ValueId v = {0};
+  const OpSpec spec = {.kind = kind, .in = {a}, .attrs = {{d0, d1, d2}}};
+  err = (PiperErr){0};
+  graph_add_op(g, &spec, 0, &v, &err);
+  return v;
+}
+
 static ValueId reshape(ValueId a, const Shape *to) {
   ValueId v = {0};
   const OpSpec spec = {.kind = OP_RESHAPE, .in = {a}, .reshape_to = to};
@@ -146,9 +154,107 @@ static void test_reshape(void) {
         "reshape: input is [6, 4], which has no batch, but [batch*6, 4] has");
   fails(reshape(x, BATCHED(2, 1, 23)),
         "reshape: [batch, 6, 4] has 24 elements a sample, [batch, 23] has 23");
-  fails(reshape(x, BATCHED(2, 1, -1)), "reshape: axis 2 is -1; it must be at least 1");
+  fails(reshape(x, BATCHED(2, 1, -1)), "reshape: axis 1 is -1; it must be at least 1");
   fails(reshape(w, PLAIN(3, INT64_C(1) << 30, INT64_C(1) << 30, 1)),
         "reshape: [1073741824, 1073741824, 1] has more than 2^48 elements");
+}
+
+static void test_moves(void) {
+  const ValueId x = input("mx", BATCHED(3, 1, 6, 4), DT_FLOAT), w = param("mw", PLAIN(2, 6, 4));
+  const ValueId ids = input("mids", BATCHED(2, 2, 7), DT_I32);
+  const ValueId turned = op_with(OP_TRANSPOSE, x, 1, 2, 0);
+  is_value(turned, "[batch, 4, 6]", SPLIT, "transpose");
+  is_int(graph_value(g, turned)->shape.axis[1], AXIS_FEATURE, "names of axes go with them");
+  is_value(op_with(OP_TRANSPOSE, w, 1, 0, 0), "[4, 6]", SAME, "transpose of a parameter");
+  is_value(op_with(OP_TRANSPOSE, w, 1, 1, 0), "[6, 4]", SAME, "an axis with itself");
+  const ValueId part = op_with(OP_SLICE, ids, 1, 2, 7);
+  is_value(part, "[batch*2, 5]", SPLIT, "slice");
+  is_int(graph_value(g, part)->dtype, DT_I32, "slices of ids are ids");
+  is_value(op_with(OP_SLICE, w, 0, 0, 1), "[1, 4]", SAME, "slice of a parameter");
+  is_value(op_with(OP_TRANSPOSE, op2(OP_MUL, op1(OP_SUM, x), w), 0, 1, 0), "[4, 6]", PARTIAL,
+           "transpose of sums");
+  fails(op_with(OP_TRANSPOSE, x, 0, 2, 0),
+        "transpose: input is [batch, 6, 4]: axis 0 is the batch, which has to stay as it is");
+  fails(op_with(OP_TRANSPOSE, x, 1, 3, 0),
+        "transpose: input is [batch, 6, 4], which has no axis 3 (they count from 0)");
+  fails(op_with(OP_SLICE, x, 0, 0, 1),
+        "slice: input is [batch, 6, 4]: axis 0 is the batch, which has to stay as it is");
+  fails(op_with(OP_SLICE, x, 1, 3, 7),
+        "slice: input is [batch, 6, 4]: positions from 3 up to, not including, 7 of axis 1, which "
+        "has 6 from 0");
+  fails(op_with(OP_SLICE, x, 1, 2, 2),
+        "slice: input is [batch, 6, 4]: positions from 2 up to, not including, 2 of axis 1, which "
+        "has 6 from 0");
+  fails(op_with(OP_SLICE, op1(OP_SUM, x), 0, 0, 1),
+        "slice: input is scalar, which has no axis 0 (they count from 0)");
+}
+
+static void is_aux(ValueId v, const char *shape, const char *name) {
+  char text[160] = "none";
+  const Op *op = graph_op(g, graph_value(g, v)->op);
+  if (op->aux.i != 0) shape_text(&graph_value(g, op->aux)->shape, text, sizeof text);
+  is_str(text, shape, "%s: auxiliary output", name);
+}
+
+static void test_rows(void) {
+  const ValueId x = input("nx", BATCHED(3, 1, 6, 4), DT_FLOAT),
+                v = input("nv", BATCHED(1, 1), DT_FLOAT);
+  const ValueId w = param("nw", PLAIN(1, 4)), long_w = param("nl", PLAIN(1, 5));
+  const ValueId rms = op2(OP_RMSNORM, x, w), layer = op3(OP_LAYERNORM, x, w, w);
+  is_value(rms, "[batch, 6, 4]", SPLIT, "rmsnorm");
+  is_aux(rms, "[batch, 6]", "rmsnorm");
+  is_value(layer, "[batch, 6, 4]", SPLIT, "layernorm");
+  is_aux(layer, "[batch, 6, 2]", "layernorm");
+  is_aux(op2(OP_LAYERNORM, w, w), "[2]", "layernorm of one row, without bias");
+  is_aux(op1(OP_SOFTMAX, x), "none", "softmax");
+  is_value(op1(OP_SOFTMAX, x), "[batch, 6, 4]", SPLIT, "softmax");
+  is_value(op1(OP_GELU, x), "[batch, 6, 4]", SPLIT, "gelu");
+  fails(op2(OP_RMSNORM, x, long_w), "rmsnorm: input is [batch, 6, 4], weight is [5]: 4 is not 5");
+  fails(op3(OP_LAYERNORM, x, w, long_w),
+        "layernorm: input is [batch, 6, 4], bias is [5]: 4 is not 5");
+  fails(op2(OP_RMSNORM, v, w),
+        "rmsnorm: input is [batch]: this would mix samples; only sum, mean and losses may combine "
+        "those of the batch");
+  fails(op1(OP_SOFTMAX, v),
+        "softmax: input is [batch]: this would mix samples; only sum, mean and losses may combine "
+        "those of the batch");
+  fails(op2(OP_SWIGLU, x, w),
+        "swiglu: gate is [batch, 6, 4], up is [4]: their numbers of axes differ");
+}
+
+/* What one call writes gradients to lies apart, and never in a parameter's. */
+static void test_joint(void) {
+  const ValueId x = input("jx", BATCHED(2, 1, 4), DT_FLOAT), w = param("jw", PLAIN(2, 3, 4));
+  const ValueId h = op1(OP_RELU, x), flat = reshape(h, BATCHED(2, 1, 4));
+  const Op *op = graph_op(g, graph_value(g, op2(OP_SWIGLU, h, x))->op);
+  ok(op->in[0].i == h.i && op->in[1].i == x.i, "different operands enter as they are");
+  op = graph_op(g, graph_value(g, op2(OP_SWIGLU, h, flat))->op);
+  const Op *copy = graph_op(g, graph_value(g, op->in[1])->op);
+  ok(op->in[0].i == h.i && copy->kind == OP_SCALE && copy->attrs.d[0] == 1,
+     "the same value again, under whatever shape, is copied");
+  op = graph_op(g, graph_value(g, op2(OP_SWIGLU, w, op1(OP_RELU, w)))->op);
+  copy = graph_op(g, graph_value(g, op->in[0])->op);
+  ok(copy->kind == OP_SCALE && copy->in[0].i == w.i, "so is a parameter");
+}
+
+static void test_dropout(void) {
+  PiperErr own = {0};
+  const ValueId x = input("dx", BATCHED(3, 2, 6, 4), DT_FLOAT), w = param("dw", PLAIN(1, 4));
+  const OpSpec spec = {.kind = OP_DROPOUT, .in = {x}, .attrs = {{0.5}}};
+  ValueId a, b;
+  graph_add_op(g, &spec, 0, &a, &own);
+  graph_add_op(g, &spec, 0, &b, &own);
+  const Op *first = graph_op(g, graph_value(g, a)->op),
+           *second = graph_op(g, graph_value(g, b)->op);
+  ok(first->attrs.d[1] != second->attrs.d[1], "each dropout of a model has a number of its own");
+  is_near(first->attrs.d[2], 48, 0, "and knows how many elements a sample has");
+  const OpId of_w = graph_value(g, op_with(OP_DROPOUT, w, 0.5, 0, 0))->op;
+  is_near(graph_op(g, of_w)->attrs.d[2], 0, 0, "0 where there is no batch");
+  graph_enter(g, "EP", &own);
+  fails(op_with(OP_DROPOUT, x, 0.5, 0, 0),
+        "dropout: inside \"EP\", where experts see the tokens of all samples mixed: which sample "
+        "one belongs to is not known there");
+  graph_leave(g, "EP", &own);
 }
 
 #define COMBINE "; only linear ops may follow it, or splitting the batch would change the result"
@@ -243,6 +349,11 @@ static void test_cost(void) {
   ok(c.flops == 0 && c.bytes == 0, "ids have no gradient");
   c = graph_op_cost(g, graph_value(g, reshape(x, BATCHED(2, 7, 4)))->op, KERNEL_F, 0, 3, 4);
   ok(c.flops == 0 && c.bytes == 0, "a view costs nothing");
+  const OpId norm = graph_value(g, op2(OP_RMSNORM, x, param("cn", PLAIN(1, 4))))->op;
+  c = graph_op_cost(g, norm, KERNEL_F, 0, 3, 4);
+  is_near(c.bytes, 4 * (2 * 3 * 7 * 4 + 4 + 3 * 7), 0, "statistics are written");
+  c = graph_op_cost(g, norm, KERNEL_B, 1, 3, 4);
+  is_near(c.bytes, 4 * (2 * 3 * 7 * 4 + 4 + 3 * 7), 0, "and read by the gradient of the weight");
 }
 
 int main(void) {
@@ -251,6 +362,10 @@ int main(void) {
   test_products();
   test_elementwise();
   test_reshape();
+  test_moves();
+  test_rows();
+  test_joint();
+  test_dropout();
   test_sums();
   test_once();
   test_roles();

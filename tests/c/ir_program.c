@@ -36,7 +36,9 @@ static const char *calls_text(const Program *p) {
   for (uint32_t i = 0; i < p->n_calls; i++) {
     const KernelCall *c = &p->calls[i];
     n += (size_t)snprintf(text + n, sizeof text - n, "%s%s", i > 0 ? " " : "", OP_INFO[c->op].name);
-    if (c->part == KERNEL_B) n += (size_t)snprintf(text + n, sizeof text - n, "'%d", c->wrt);
+    if (c->part == KERNEL_B)
+      n += c->wrt == KERNEL_WRT_ALL ? (size_t)snprintf(text + n, sizeof text - n, "'all")
+                                    : (size_t)snprintf(text + n, sizeof text - n, "'%d", c->wrt);
     for (uint32_t a = 0; a < c->n_args; a++) {
       n += (size_t)snprintf(text + n, sizeof text - n, "%s", a == 0 ? "(" : " ");
       if (c->args[a].base == KERNEL_NO_BASE) n += (size_t)snprintf(text + n, sizeof text - n, ".");
@@ -145,7 +147,52 @@ static void stages(void) {
   graph_free(g);
 }
 
+/* swiglu gives both gradients at once: of its gate, which is wanted upstream, and of its other operand,
+ * which a weight alone wants; so both come in BI and are kept. rmsnorm has an auxiliary output. */
+static void joint(void) {
+  PiperErr err = {0};
+  Graph *g = graph_new("joint");
+  ValueId x, n;
+  const Shape shape = {.rank = 2, .batched = true, .dim = {1, 4}}, row = {.rank = 1, .dim = {4}};
+  if (graph_add_input(g, "x", &shape, DT_FLOAT, 0, &x, &err) != PIPER_OK) bail(err.text);
+  if (graph_enter(g, "PP", &err) != PIPER_OK) bail(err.text);
+  const ValueId h = stages_op(g, OP_LINEAR, NULL, x, stages_param(g, "w0", 4, 4));
+  if (graph_leave(g, "PP", &err) != PIPER_OK) bail(err.text);
+  const ParamSpec norm = {.name = "n", .shape = row};
+  if (graph_add_param(g, &norm, 0, &n, &err) != PIPER_OK) bail(err.text);
+  const ValueId a = stages_op(g, OP_RMSNORM, NULL, h, n);
+  const ValueId b = stages_op(g, OP_LINEAR, NULL, x, stages_param(g, "w1", 4, 4));
+  const ValueId y = stages_op(g, OP_SWIGLU, NULL, a, b);
+  const ValueId loss = stages_op(g, OP_SUM, NULL, y, (ValueId){0});
+  if (graph_add_loss(g, loss, 0, &err) != PIPER_OK || graph_cut(g, &err) != PIPER_OK)
+    bail(err.text);
+  Dag *d = dag_new(g, 8);
+  if (d == NULL) bail("no memory");
+  buckets_fill(d);
+  Programs *p = programs_of(d, (OptimizerSpec){.kind = OPTIMIZER_NONE}, 0);
+  chunk_is(
+      p, 2, PASS_F,
+      "value 3 r 32, param b2 r 80, saved_i rw 96, saved_w w 8, input 1 r 32, workspace rw 68, "
+      "metrics rw 8",
+      "rmsnorm(0 1 2 3) linear(4 1 . 2) swiglu(2 2 5) sum(5 5) loss(5 6+)");
+  chunk_is(p, 2, PASS_B,
+           "workspace rw 160, saved_i r 96, input 1 r 32, pgrad b2 rw 80, value 3 r 32, "
+           "param b2 r 16, saved_w r 8, grad 3>2 w 32",
+           "fill(0) sum'0(. . 0 0) swiglu'all(1 1 . 0 . . 0 0) linear'1(2 . . . 0 3?) "
+           "rmsnorm'0(4 5 . 0 7 6) rmsnorm'1(4 . . 0 3 6?)");
+  chunk_is(p, 2, PASS_BI,
+           "workspace rw 96, saved_i r 96, kept rw 96, value 3 r 32, param b2 r 16, saved_w r 8, "
+           "grad 3>2 w 32",
+           "fill(0) sum'0(. . 0 0) swiglu'all(1 1 . 0 . . 2 2) rmsnorm'0(3 4 . 2 6 5)");
+  chunk_is(p, 2, PASS_BW, "input 1 r 32, kept r 96, pgrad b2 rw 80, value 3 r 32, saved_w r 8",
+           "linear'1(0 . . . 1 2?) rmsnorm'1(3 . . 1 2 4?)");
+  programs_free(p);
+  dag_free(d);
+  graph_free(g);
+}
+
 int main(void) {
   stages();
+  joint();
   return done_testing();
 }

@@ -102,7 +102,9 @@ static unsigned char *bind(Step *s, const Binding *b, uint32_t chunk, Buf *works
 }
 
 /* How often each came up: models that never show a case prove nothing about it. */
-static struct { long kept, saved_i, saved_w, copies, sums, in_place, empty, tied, frozen; } seen;
+static struct {
+  long kept, saved_i, saved_w, copies, sums, in_place, empty, tied, frozen, aux, joint, half;
+} seen;
 
 static void look(const Step *s, const Program *p, Pass pass) {
   seen.empty += p->n_calls == 0;
@@ -122,6 +124,13 @@ static void look(const Step *s, const Program *p, Pass pass) {
     if (c->part != KERNEL_B) continue;
     const Binding *dy = &p->bindings[c->args[OP_INFO[c->op].n_operands + 1].base];
     seen.in_place += dy->kind == BIND_GRAD;
+    const int n = OP_INFO[c->op].n_operands;
+    seen.aux += c->n_args == n + 4 && c->args[n + 3].base != KERNEL_NO_BASE;
+    if (c->wrt != KERNEL_WRT_ALL) continue;
+    int gradients = 0;
+    for (int q = n + 4; q < c->n_args; q++) gradients += c->args[q].base != KERNEL_NO_BASE;
+    seen.joint += gradients == n && pass == PASS_BI;
+    seen.half += gradients < n;
   }
 }
 
@@ -143,15 +152,25 @@ static uint64_t arg_end(const KernelArg *a) {
   return a->offset + bytes;
 }
 
-/* No call writes over what it reads; the result is its last argument. */
+static bool is_result(const KernelCall *c, int i) {
+  const int n = OP_INFO[c->op].n_operands;
+  if (n == 0) return i == c->n_args - 1; /* of the compiler's ops */
+  if (c->part == KERNEL_F) return i >= n;
+  return c->wrt == KERNEL_WRT_ALL ? i >= n + 4 : i == n + 2;
+}
+
+/* No call writes over anything else that it is given. */
 static bool results_apart(const Program *p) {
   for (uint32_t i = 0; i < p->n_calls; i++) {
     const KernelCall *c = &p->calls[i];
-    const KernelArg *to = &c->args[c->n_args - 1];
-    for (uint32_t a = 0; a + 1 < c->n_args; a++)
-      if (c->args[a].base == to->base && c->args[a].offset < arg_end(to) &&
-          to->offset < arg_end(&c->args[a]))
-        return false;
+    for (int r = 0; r < c->n_args; r++) {
+      const KernelArg *to = &c->args[r];
+      if (!is_result(c, r) || to->base == KERNEL_NO_BASE) continue;
+      for (int a = 0; a < c->n_args; a++)
+        if (a != r && c->args[a].base == to->base && c->args[a].offset < arg_end(to) &&
+            to->offset < arg_end(&c->args[a]))
+          return false;
+    }
   }
   return true;
 }
@@ -480,12 +499,12 @@ int main(void) {
   Tally bad = {0};
   for (uint64_t seed = first; seed < first + n; seed++) try_model(seed, scratch, &bad);
   diag("%llu models cut in %d ways; kept %ld, saved_i %ld, saved_w %ld, copies %ld, sums %ld, in "
-       "place %ld, "
-       "empty %ld, tied %ld, frozen %ld",
+       "place %ld, empty %ld, tied %ld, frozen %ld, aux %ld, joint %ld, half of a joint %ld",
        (unsigned long long)n, bad.cuts, seen.kept, seen.saved_i, seen.saved_w, seen.copies,
-       seen.sums, seen.in_place, seen.empty, seen.tied, seen.frozen);
+       seen.sums, seen.in_place, seen.empty, seen.tied, seen.frozen, seen.aux, seen.joint,
+       seen.half);
   ok(seen.kept && seen.saved_i && seen.saved_w && seen.copies && seen.sums && seen.in_place &&
-         seen.empty && seen.tied && seen.frozen,
+         seen.empty && seen.tied && seen.frozen && seen.aux && seen.joint && seen.half,
      "every case came up");
   is_int(bad.differences, 0, "gradients are those of central differences");
   is_int(bad.fused, 0, "gradients do not depend on where chunks end");

@@ -39,16 +39,96 @@ static Array random_array(double least) {
 static double rounded(double x) { return f64 ? x : (double)(float)x; }
 
 typedef enum What {
-  FILL, FILL_ADD, SCALE, SCALE_ADD, RELU, RELU_GRAD, ADDITION, SUBTRACTION, PRODUCT, QUOTIENT, LEFT_NUMBER,
-  RIGHT_NUMBER, TWO_NUMBERS, DIV_GRAD, DIFFERENCE, NARROW, SGD, MOMENTUM, ADAMW, WHATS
+  FILL,
+  FILL_ADD,
+  SCALE,
+  SCALE_ADD,
+  RELU,
+  RELU_GRAD,
+  ADDITION,
+  SUBTRACTION,
+  PRODUCT,
+  QUOTIENT,
+  LEFT_NUMBER,
+  RIGHT_NUMBER,
+  TWO_NUMBERS,
+  DIV_GRAD,
+  DIFFERENCE,
+  GELU,
+  GELU_GRAD,
+  SILU,
+  SILU_GRAD,
+  SWIGLU,
+  SWIGLU_GRAD,
+  SWIGLU_GRAD_ADD,
+  SWIGLU_GATE,
+  SWIGLU_UP,
+  DROPOUT,
+  DROPOUT_ADD,
+  NARROW,
+  SGD,
+  MOMENTUM,
+  ADAMW,
+  WHATS
 } What;
-static const char *const NAME[WHATS] = {
-    "fill", "fill and add", "scale", "scale and add", "relu", "relu_grad", "add", "sub", "mul", "div",
-    "number - array", "array / number", "number + number", "div_grad", "scaled_difference", "narrow",
-    "sgd", "sgd with momentum", "adamw"};
+static const char *const NAME[WHATS] = {"fill",
+                                        "fill and add",
+                                        "scale",
+                                        "scale and add",
+                                        "relu",
+                                        "relu_grad",
+                                        "add",
+                                        "sub",
+                                        "mul",
+                                        "div",
+                                        "number - array",
+                                        "array / number",
+                                        "number + number",
+                                        "div_grad",
+                                        "scaled_difference",
+                                        "gelu",
+                                        "gelu_grad",
+                                        "silu",
+                                        "silu_grad",
+                                        "swiglu",
+                                        "swiglu_grad",
+                                        "swiglu_grad, one added to",
+                                        "swiglu_grad of the gate",
+                                        "swiglu_grad of up",
+                                        "dropout",
+                                        "dropout and add",
+                                        "narrow",
+                                        "sgd",
+                                        "sgd with momentum",
+                                        "adamw"};
 
 static const AdamwStep ADAM = {.lr = 0.01, .grad_scale = 0.5, .weight_decay = 0.1, .beta = {0.9, 0.95},
                                .eps = 1e-8, .bias_correction = {0.19, 0.0975}};
+
+static DropoutMask mask_at(int i) {
+  return (DropoutMask){.seed = UINT64_C(0xabcdef0123456789),
+                       .stream = UINT64_C(0x1122334455667788),
+                       .first = (UINT64_C(1) << 40) + (uint64_t)i,
+                       .threshold = 0x60000000,
+                       .scale = 1.6};
+}
+
+/* The number that decides about element i: word i % 64 / 16 of block i / 64 * 16 + i % 16. */
+static bool kept(int i) {
+  const DropoutMask m = mask_at(i);
+  const uint64_t block = m.first / 64 * 16 + m.first % 16;
+  const uint32_t counter[4] = {(uint32_t)block, (uint32_t)(block >> 32), (uint32_t)m.stream,
+                               (uint32_t)(m.stream >> 32)};
+  const uint32_t key[2] = {(uint32_t)m.seed, (uint32_t)(m.seed >> 32)};
+  uint32_t out[4];
+  rng_philox(counter, key, out);
+  return out[m.first % 64 / 16] >= m.threshold;
+}
+
+static double sigmoid(double x) { return 1 / (1 + exp(-x)); }
+static double silu_slope(double x) { return sigmoid(x) * (1 + x * (1 - sigmoid(x))); }
+static double normal(double x) { return erfc(-x / sqrt(2)) / 2; }
+static double normal_density(double x) { return exp(-x * x / 2) / sqrt(2 * acos(-1)); }
 
 /* Elements i .. i + n - 1 of y (and of the states m, v) by the kernel. */
 static void run(What what, int i, int n, Array *a, Array *b, Array *y, Array *m, Array *v,
@@ -69,6 +149,39 @@ static void run(What what, int i, int n, Array *a, Array *b, Array *y, Array *m,
   case TWO_NUMBERS: k->add(n, at(a, 0), 0, at(b, 0), 0, at(y, i)); break;
   case DIV_GRAD: k->div_grad(n, at(m, i), at(a, i), 1, at(b, i), 1, at(y, i)); break;
   case DIFFERENCE: k->scaled_difference(n, -0.7, at(a, i), at(b, i), at(y, i), false); break;
+  case GELU:
+    k->gelu(n, at(a, i), at(y, i));
+    break;
+  case GELU_GRAD:
+    k->gelu_grad(n, at(a, i), at(b, i), at(y, i), false);
+    break;
+  case SILU:
+    k->silu(n, at(a, i), at(y, i));
+    break;
+  case SILU_GRAD:
+    k->silu_grad(n, at(a, i), at(b, i), at(y, i), false);
+    break;
+  case SWIGLU:
+    k->swiglu(n, at(a, i), at(b, i), at(y, i));
+    break;
+  case SWIGLU_GRAD:
+    k->swiglu_grad(n, at(a, i), at(b, i), at(v, i), at(y, i), false, at(m, i), false);
+    break;
+  case SWIGLU_GRAD_ADD:
+    k->swiglu_grad(n, at(a, i), at(b, i), at(v, i), at(y, i), true, at(m, i), false);
+    break;
+  case SWIGLU_GATE:
+    k->swiglu_grad(n, at(a, i), at(b, i), at(v, i), at(y, i), true, NULL, false);
+    break;
+  case SWIGLU_UP:
+    k->swiglu_grad(n, at(a, i), NULL, at(v, i), NULL, false, at(y, i), true);
+    break;
+  case DROPOUT:
+  case DROPOUT_ADD: {
+    const DropoutMask mask = mask_at(i);
+    k->dropout(n, &mask, at(a, i), at(y, i), what == DROPOUT_ADD);
+    break;
+  }
   case NARROW: k->narrow(n, sums + i, at(y, i), true); break;
   case SGD: k->sgd(n, at(y, i), at(a, i), NULL, 0.1, 0.5, 0.01, 0); break;
   case MOMENTUM: k->sgd(n, at(y, i), at(a, i), at(m, i), 0.1, 0.5, 0.01, 0.9); break;
@@ -77,9 +190,9 @@ static void run(What what, int i, int n, Array *a, Array *b, Array *y, Array *m,
   }
 }
 
-/* The same for one element, plainly. */
-static double plain(What what, double a, double b, double a0, double b0, double y, double *m, double *v,
-                    double sum) {
+/* The same for element i, plainly. */
+static double plain(What what, int i, double a, double b, double a0, double b0, double y, double *m,
+                    double *v, double sum) {
   switch (what) {
   case FILL: return 2.5;
   case FILL_ADD: return y + 2.5;
@@ -96,6 +209,30 @@ static double plain(What what, double a, double b, double a0, double b0, double 
   case TWO_NUMBERS: return a0 + b0;
   case DIV_GRAD: return -*m * a / (b * b);
   case DIFFERENCE: return -0.7 * (a - b);
+  case GELU:
+    return a * normal(a);
+  case GELU_GRAD:
+    return b * (normal(a) + a * normal_density(a));
+  case SILU:
+    return a * sigmoid(a);
+  case SILU_GRAD:
+    return b * silu_slope(a);
+  case SWIGLU:
+    return a * sigmoid(a) * b;
+  case SWIGLU_GRAD:
+    *m = *v * a * sigmoid(a);
+    return *v * b * silu_slope(a);
+  case SWIGLU_GRAD_ADD:
+    *m = *v * a * sigmoid(a);
+    return y + *v * b * silu_slope(a);
+  case SWIGLU_GATE:
+    return y + *v * b * silu_slope(a);
+  case SWIGLU_UP:
+    return y + *v * a * sigmoid(a);
+  case DROPOUT:
+    return kept(i) ? 1.6 * a : 0;
+  case DROPOUT_ADD:
+    return y + (kept(i) ? 1.6 * a : 0);
   case NARROW: return y + sum;
   case SGD: return y - 0.1 * (0.5 * a + 0.01 * y);
   case MOMENTUM: *m = 0.9 * *m + (0.5 * a + 0.01 * y); return y - 0.1 * *m;
@@ -115,7 +252,7 @@ static bool differ(double got, double want) {
 /* Maps whose result can take the place of their operand 'a', all of it. */
 static bool may_overwrite(What what) {
   return what == SCALE || (what >= RELU && what <= QUOTIENT) || what == RIGHT_NUMBER ||
-         what == DIV_GRAD || what == DIFFERENCE;
+         what == DIV_GRAD || (what >= DIFFERENCE && what <= SWIGLU_GRAD) || what == DROPOUT;
 }
 
 static Hash digest; /* of all results of one map */
@@ -136,7 +273,8 @@ static bool try_length(What what, int n, int shift) {
     double want = get(&y0, i), want_m = get(&m0, i), want_v = get(&v0, i);
     const bool inside = i >= shift && i < shift + n;
     if (inside)
-      want = plain(what, get(&a, i), get(&b, i), get(&a, 0), get(&b, 0), want, &want_m, &want_v, sums[i]);
+      want = plain(what, i, get(&a, i), get(&b, i), get(&a, 0), get(&b, 0), want, &want_m, &want_v,
+                   sums[i]);
     const bool bad = inside ? differ(get(&y, i), want) || differ(get(&m, i), want_m) || differ(get(&v, i), want_v)
                             : get(&y, i) != want || get(&m, i) != want_m || get(&v, i) != want_v;
     if (bad && right)
@@ -252,11 +390,11 @@ static void test_exp(void) {
     Array row, dx;
     if (f64) row.u.f64[GUARD] = x, row.u.f64[GUARD + 1] = 0;
     else row.u.f32[GUARD] = (float)x, row.u.f32[GUARD + 1] = 0;
-    k->cross_entropy_grad(1, 2, at(&row, 0), &target, 1, at(&dx, 0), false);
+    k->cross_entropy_grad(1, 2, at(&row, 0), &target, INT64_MIN, 1, at(&dx, 0), false);
     const double p = 1 - 1 / (1 + exp(-x)); /* of class 1, whose gradient is p - 1 */
     worst = fmax(worst, fabs(get(&dx, 0) - (1 - p)));
     double loss;
-    k->cross_entropy(1, 2, at(&row, 0), &target, &loss);
+    loss = k->cross_entropy(1, 2, at(&row, 0), &target, INT64_MIN);
     worst = fmax(worst, fabs(loss - (x + log1p(exp(-x)))) / fmax(1, x));
   }
   is_near(worst, 0, f64 ? 1e-15 : 3e-7, "%s %s: e^x to the last bits", table->isa, f64 ? "f64" : "f32");
@@ -266,16 +404,102 @@ static void test_exp(void) {
   float big[2] = {-3e38f, 3e38f};
   if (f64) return;
   int32_t first = 0;
-  k->cross_entropy(1, 4, row, &first, &loss);
+  loss = k->cross_entropy(1, 4, row, &first, INT64_MIN);
   is_near(loss, log1p(exp(-1)), 1e-6, "%s: large logits do not overflow, -inf is probability 0", table->isa);
-  k->cross_entropy(1, 2, big, &target, &loss);
+  loss = k->cross_entropy(1, 2, big, &target, INT64_MIN);
   is_near(loss, 0, 0, "%s: nor do the largest there are", table->isa);
   for (int i = 0; i < 3; i++) {
     float odd[70] = {0};
     odd[i == 0 ? 69 : i] = i == 2 ? INFINITY : NAN;
-    k->cross_entropy(1, 70, odd, &first, &loss);
+    loss = k->cross_entropy(1, 70, odd, &first, INT64_MIN);
     ok(isnan(loss), "%s: the loss of logits with %s is nan", table->isa, i == 2 ? "inf" : "nan");
   }
+}
+
+/* gelu and silu and their slopes, relative to the result where that is as large as its operand, to the
+ * operand otherwise; and how far tails fall short of relative accuracy. */
+static void test_activations(void) {
+  double worst[4] = {0}, tail = 0;
+  Array x, y, one;
+  for (int i = 0; i < SIZE; i++) {
+    if (f64) one.u.f64[i] = 1;
+    else one.u.f32[i] = 1;
+  }
+  for (int part = 0; part < 400; part++) {
+    for (int i = 0; i < LONGEST; i++) {
+      const double v =
+          part < 200 ? (part * LONGEST + i) * 0.001 - 15 : (random_uniform() - 0.5) * 4;
+      if (f64) x.u.f64[GUARD + i] = v;
+      else x.u.f32[GUARD + i] = (float)v;
+    }
+    for (int what = 0; what < 4; what++) {
+      if (what == 0) k->gelu(LONGEST, at(&x, 0), at(&y, 0));
+      if (what == 1) k->silu(LONGEST, at(&x, 0), at(&y, 0));
+      if (what == 2) k->gelu_grad(LONGEST, at(&x, 0), at(&one, 0), at(&y, 0), false);
+      if (what == 3) k->silu_grad(LONGEST, at(&x, 0), at(&one, 0), at(&y, 0), false);
+      for (int i = 0; i < LONGEST; i++) {
+        const long double v = get(&x, i), s = 1 / (1 + expl(-v)), phi = erfcl(-v / sqrtl(2)) / 2;
+        const long double want = what == 0   ? v * phi
+                                 : what == 1 ? v * s
+                                 : what == 2 ? phi + v * expl(-v * v / 2) / sqrtl(2 * acosl(-1))
+                                             : s * (1 + v * (1 - s));
+        const double off = (double)fabsl(get(&y, i) - want);
+        worst[what] =
+            fmax(worst[what], off / fmax(fabs((double)want), what < 2 ? 0.1 * fabs((double)v) : 1));
+        if (what < 2 && v < -1 && v > -12) tail = fmax(tail, off / fabs((double)want));
+      }
+    }
+  }
+  static const char *const names[] = {"gelu", "silu", "the slope of gelu", "the slope of silu"};
+  for (int what = 0; what < 4; what++)
+    is_near(worst[what], 0, f64 ? 1e-15 : 4e-7, "%s %s: %s to the last bits", table->isa,
+            f64 ? "f64" : "f32", names[what]);
+  is_near(tail, 0, f64 ? 2e-15 : 1e-6, "%s %s: their left tails keep relative accuracy", table->isa,
+          f64 ? "f64" : "f32");
+  float odd[3] = {NAN, 1e30f, -1e30f}, out[3];
+  if (f64) return;
+  k->gelu(3, odd, out);
+  ok(isnan(out[0]) && out[1] == 1e30f && out[2] == 0,
+     "%s: gelu of nan, of very large and very small numbers", table->isa);
+  k->silu(3, odd, out);
+  ok(isnan(out[0]) && out[1] == 1e30f && out[2] == 0, "%s: silu of the same", table->isa);
+  k->swiglu(3, odd, (float[]){1, 1, 1}, out);
+  ok(isnan(out[0]) && out[1] == 1e30f && out[2] == 0, "%s: swiglu of the same", table->isa);
+}
+
+/* Of a million elements the share that is kept is p within five deviations, neighbours and samples of
+ * equal place are independent, and another seed, step or op keeps others. */
+static void test_dropout(void) {
+  enum { N = 1 << 20 };
+  float *x = malloc(N * sizeof *x), *y = malloc(N * sizeof *y), *z = malloc(N * sizeof *z);
+  for (int i = 0; i < N; i++) x[i] = 1;
+  for (int q = 1; q < 4; q++) {
+    DropoutMask m = {
+        .seed = random_seed_, .stream = 77, .threshold = (uint32_t)(q * 0x1p30), .scale = 1};
+    table->f32.dropout(N, &m, x, y, false);
+    double kept_of = 0, pairs = 0, apart = 0, same = 0;
+    m.stream = 78;
+    table->f32.dropout(N, &m, x, z, false);
+    for (int i = 0; i < N; i++) {
+      kept_of += (double)y[i];
+      pairs += (double)y[i] * (double)y[(i + 1) % N];
+      apart += (double)y[i] * (double)y[(i + 64) % N];
+      same += (double)y[i] * (double)z[i];
+    }
+    const double p = 1 - q / 4.0, five = 5 * sqrt(0.25 / N) + 1e-6;
+    ok(fabs(kept_of / N - p) < five && fabs(pairs / N - p * p) < 2 * five &&
+           fabs(apart / N - p * p) < 2 * five && fabs(same / N - p * p) < 2 * five,
+       "%s: dropout keeps %g of its elements, whatever their neighbours", table->isa, p);
+  }
+  float odd[2] = {INFINITY, NAN};
+  for (int i = 0; i < 2; i++) {
+    const DropoutMask all = {.threshold = UINT32_MAX, .scale = 2};
+    table->f32.dropout(1, &all, &odd[i], y, false);
+    ok(y[0] == 0, "%s: what dropout drops is 0, whatever it was", table->isa);
+  }
+  free(x);
+  free(y);
+  free(z);
 }
 
 int main(void) {
@@ -286,6 +510,7 @@ int main(void) {
       skip("this processor lacks an instruction set");
       continue;
     }
+    test_dropout();
     for (int type = 0; type < 2; type++) {
       f64 = type;
       k = f64 ? &table->f64 : &table->f32;
@@ -293,6 +518,7 @@ int main(void) {
       test_sums();
       test_columns();
       test_exp();
+      test_activations();
     }
   }
   return done_testing();

@@ -104,6 +104,53 @@ static inline void model_reshape(RandomModel *m, ValueId x, const Shape *s) {
   model_op(m, (OpSpec){.kind = OP_RESHAPE, .in = {x}, .reshape_to = &to});
 }
 
+/* Ops with an auxiliary output, ops with one call for all gradients, and others of transformers. */
+static inline void model_transformer_step(RandomModel *m, ValueId x, const Shape *s) {
+  const int64_t last = s->rank > 0 ? s->dim[s->rank - 1] : 0;
+  const int first_axis = s->batched ? 1 : 0, n_axes = s->rank - first_axis;
+  const OpKind smooth[] = {OP_GELU, OP_SILU};
+  OpSpec spec = {.in = {x}};
+  switch (model_int(m, 6)) {
+  case 0:
+    spec.kind = smooth[model_int(m, 2)];
+    break;
+  case 1:
+    if (n_axes < 1) return;
+    spec.kind = OP_SOFTMAX;
+    break;
+  case 2:
+    if (n_axes < 1) return;
+    spec.kind = model_int(m, 2) ? OP_RMSNORM : OP_LAYERNORM;
+    spec.in[1] = model_param(m, model_shape(1, last, 0));
+    if (spec.kind == OP_LAYERNORM && model_int(m, 2))
+      spec.in[2] = model_param(m, model_shape(1, last, 0));
+    spec.attrs.d[0] = 0.5; /* a row may be nearly constant */
+    break;
+  case 3: /* with any value of that shape: itself, a parameter reshaped, ... */
+    spec.kind = OP_SWIGLU;
+    spec.in[1] = model_pick(m);
+    for (int i = 0; i < 8 && !shape_equal(&graph_value(m->g, spec.in[1])->shape, s); i++)
+      spec.in[1] = model_pick(m);
+    break;
+  case 4:
+    spec.kind = OP_DROPOUT;
+    spec.attrs.d[0] = 0.4;
+    break;
+  default:
+    if (n_axes < 1) return;
+    spec.kind = model_int(m, 2) ? OP_TRANSPOSE : OP_SLICE;
+    spec.attrs.d[0] = first_axis + model_int(m, n_axes);
+    spec.attrs.d[1] = first_axis + model_int(m, n_axes);
+    if (spec.kind == OP_SLICE) {
+      const int size = (int)s->dim[(int)spec.attrs.d[0]];
+      spec.attrs.d[1] = model_int(m, size);
+      spec.attrs.d[2] = spec.attrs.d[1] + 1 + model_int(m, size - (int)spec.attrs.d[1]);
+    }
+    break;
+  }
+  model_op(m, spec);
+}
+
 static inline void model_step(RandomModel *m) {
   const ValueId x = model_pick(m);
   const Shape s = graph_value(m->g, x)->shape;
@@ -111,7 +158,13 @@ static inline void model_step(RandomModel *m) {
   const bool feature = s.rank > (s.batched ? 1 : 0); /* the last axis is not the batch */
   const OpKind binary[] = {OP_ADD, OP_SUB, OP_MUL};
   const OpKind sum[] = {OP_SUM, OP_MEAN, OP_SUM_SQUARES};
-  switch (model_int(m, 12)) {
+  switch (model_int(m, 16)) {
+  case 12:
+  case 13:
+  case 14:
+  case 15:
+    model_transformer_step(m, x, &s);
+    return;
   case 0:
   case 1:
     if (s.rank >= 2) model_layer(m, x, &s);

@@ -42,6 +42,19 @@ bad(function(_, x) x:reshape { "batch", 27 } end, "reshape: [batch, 7, 4] has 28
 bad(function(_, x, ids, w) nn.mse(x, w) end, "mse: left is [batch, 7, 4], right is [5, 4]: their numbers of axes differ")
 bad(function(_, x, ids) nn.cross_entropy(x:reshape { { "batch", 14 }, 2 }, ids) end,
   "cross_entropy: logits are [batch*14, 2], targets are [batch, 7]: their leading axes differ")
+bad(function(_, x, ids, w) nn.rmsnorm(x, "n"); nn.rmsnorm(w:slice(1, 0, 3), "n") end,
+  ('rmsnorm "n": parameter "n.weight" is [3] here, but [4] at %s:%d: one name is one parameter'):format(here,
+    debug.getinfo(1, "l").currentline - 2))
+bad(function(_, x) nn.layernorm(nn.sum(x), "n") end,
+  'layernorm "n": input is scalar: it has no axis of features after the batch')
+bad(function(_, x) nn.swiglu(nn.sum(x), "n", { hidden = 3 }) end,
+  'swiglu "n": input is scalar: it has no axis of features after the batch')
+bad(function(_, x) x:transpose(1, 3) end, "transpose: input is [batch, 7, 4], which has no axis 3 (they count from 0)")
+bad(function(_, x) x:transpose(-4, 1) end, "transpose: input is [batch, 7, 4], which has no axis -1 (they count from 0)")
+bad(function(_, x) x:slice(1, 5, 8) end,
+  "slice: input is [batch, 7, 4]: positions from 5 up to, not including, 8 of axis 1, which has 7 from 0")
+bad(function(_, x) x:slice(2, 4) end,
+  "slice: input is [batch, 7, 4]: positions from 4 up to, not including, 4 of axis 2, which has 4 from 0")
 bad(function(m) m:loss(nn.param("v", { 2 })) end,
   "loss: value is [2], and a loss is a scalar: reduce it with sum, mean or another loss")
 
@@ -52,6 +65,12 @@ bad(function(_, x, ids) nn.matmul(x, ids) end, "matmul: right is i32; it must be
 bad(function(_, x) nn.embedding(x, "e", { vocab = 3, width = 2 }) end,
   'embedding "e": ids are floating point; they must be i32')
 bad(function(_, _, ids) nn.relu(ids) end, "relu: input is i32; it must be floating point")
+bad(function(_, _, ids) nn.gelu(ids) end, "gelu: input is i32; it must be floating point")
+bad(function(_, _, ids) nn.silu(ids) end, "silu: input is i32; it must be floating point")
+bad(function(_, _, ids) nn.softmax(ids) end, "softmax: input is i32; it must be floating point")
+bad(function(_, _, ids) nn.dropout(ids, 0) end, "dropout: input is i32; it must be floating point")
+bad(function(_, _, ids) nn.rmsnorm(ids, "n") end, 'rmsnorm "n": input is i32; it must be floating point')
+bad(function(_, _, ids) nn.layernorm(ids, "n") end, 'layernorm "n": input is i32; it must be floating point')
 bad(function(_, _, ids) return ids + 1 end, "add: left is i32; it must be floating point")
 bad(function(_, _, ids) return ids * 2 end, "scale: input is i32; it must be floating point")
 bad(function(_, _, ids) nn.sum(ids) end, "sum: input is i32; it must be floating point")
@@ -72,7 +91,17 @@ bad(function(m, x) return x + m:input("v", { "batch" }) end, "add: left is [batc
 bad(function(_, x) return x + nn.param("p", { 3, 7, 4 }) end, "add: left is [batch, 7, 4], right is [3, 7, 4]: batch is not 3")
 bad(function(_, x) x:reshape { 7, 4 } end,
   "reshape: input is [batch, 7, 4], and [7, 4] has no batch: it must stay the outermost axis")
-bad(function(_, x) x:reshape { 7, "batch", 4 } end, "reshape: axis 2 is the batch, which must be the first")
+bad(function(_, x) x:reshape { 7, "batch", 4 } end, "reshape: axis 1 is the batch, which must be the first")
+bad(function(m) nn.softmax(m:input("v", { "batch" })) end, "softmax: input is [batch]: " .. MIXES)
+bad(function(m) nn.rmsnorm(m:input("v", { "batch" }), "n") end,
+  'rmsnorm "n": input is [batch]: it has no axis of features after the batch')
+bad(function(_, x) x:transpose(0, 1) end,
+  "transpose: input is [batch, 7, 4]: axis 0 is the batch, which has to stay as it is")
+bad(function(_, x) x:slice(0, 0, 1) end, "slice: input is [batch, 7, 4]: axis 0 is the batch, which has to stay as it is")
+bad(function(_, x) x:slice(0, 0) end, "slice: input is [batch, 7, 4]: axis 0 is the batch, which has to stay as it is")
+bad(function(_, x) piper.annotate("EP", function() return nn.dropout(x, 0.5) end) end,
+  'dropout: inside "EP", where experts see the tokens of all samples mixed: which sample one belongs to is not known there')
+bad(function(_, x) nn.gelu(nn.sum(x)) end, "gelu: input is a sum over the batch; " .. LINEAR)
 bad(function(_, x) nn.relu(nn.sum(x)) end, "relu: input is a sum over the batch; " .. LINEAR)
 bad(function(_, x) return nn.sum(x) * nn.mean(x) end,
   "mul: both operands are sums over the batch, and a product of them mixes samples; " .. LINEAR)
@@ -81,15 +110,15 @@ bad(function(_, x) return x / nn.sum(x) end, "div: right is a sum over the batch
 -- ---- sizes ----
 
 local AXIS = 'an axis is a whole number, "batch" or { "batch", k }'
-bad(function(m) m:input("y", { "batch", 0 }) end, 'input "y": axis 2 is 0; it must be at least 1')
-bad(function(m) m:input("y", { "batch", -3 }) end, 'input "y": axis 2 is -3; it must be at least 1')
-bad(function(m) m:input("y", { "batch", 1.5 }) end, 'input "y": axis 2 is 1.5; an axis is a whole number')
-bad(function(m) m:input("y", { "btch", 2 }) end, 'input "y": axis 1 is "btch"; ' .. AXIS)
-bad(function(m) m:input("y", { { "batch", 0.5 } }) end, 'input "y": axis 1 is a table; ' .. AXIS)
-bad(function(m) m:input("y", { { "batch", 0 } }) end, 'input "y": axis 1 is 0; it must be at least 1')
-bad(function(m) m:input("y", { 0 / 0 }) end, ('input "y": axis 1 is %s; %s'):format(0 / 0, AXIS))
-bad(function(m) m:input("y", { "batch", 1e300 }) end, 'input "y": axis 2 is 1e+300; an axis is a whole number')
-bad(function(m) m:input("y", { "batch", 2, extra = 1 }) end, 'input "y": shape has fields besides its axes 1 to 2')
+bad(function(m) m:input("y", { "batch", 0 }) end, 'input "y": axis 1 is 0; it must be at least 1')
+bad(function(m) m:input("y", { "batch", -3 }) end, 'input "y": axis 1 is -3; it must be at least 1')
+bad(function(m) m:input("y", { "batch", 1.5 }) end, 'input "y": axis 1 is 1.5; an axis is a whole number')
+bad(function(m) m:input("y", { "btch", 2 }) end, 'input "y": axis 0 is "btch"; ' .. AXIS)
+bad(function(m) m:input("y", { { "batch", 0.5 } }) end, 'input "y": axis 0 is a table; ' .. AXIS)
+bad(function(m) m:input("y", { { "batch", 0 } }) end, 'input "y": axis 0 is 0; it must be at least 1')
+bad(function(m) m:input("y", { 0 / 0 }) end, ('input "y": axis 0 is %s; %s'):format(0 / 0, AXIS))
+bad(function(m) m:input("y", { "batch", 1e300 }) end, 'input "y": axis 1 is 1e+300; an axis is a whole number')
+bad(function(m) m:input("y", { "batch", 2, extra = 1 }) end, 'input "y": shape has fields besides its 2 axes')
 bad(function(m) m:input("y", { "batch", 1, 1, 1, 1, 1, 1 }) end, 'input "y": 7 axes; there can be 6')
 bad(function(m) m:input("y", { 3, 2 }) end,
   'input "y": the first axis must be "batch" or { "batch", k }: an input is data for each sample')
@@ -138,10 +167,23 @@ bad(function() nn.relu(nil) end, "relu: input is nil, not a tensor")
 bad(function(_, x) return x + "1" end, 'add: right is "1", not a tensor or a number')
 bad(function() nn.add(1, 2) end, "add: left is 1, right is 2: one must be a tensor")
 bad(function(_, x) nn.scale(x, "2") end, 'scale: factor is "2", not a number')
+bad(function(_, x) nn.dropout(x) end, "dropout: p is nil, not a number from 0 up to, not including, 1")
+bad(function(_, x) nn.dropout(x, 1) end, "dropout: p is 1, not a number from 0 up to, not including, 1")
+bad(function(_, x) nn.rmsnorm(x, "n", { epsilon = 1 }) end, 'rmsnorm "n": unknown field "epsilon" (fields: eps, init)')
+bad(function(_, x) nn.rmsnorm(x, "n", { eps = -1 }) end, 'rmsnorm "n": field "eps" is -1, not a number of at least 0')
+bad(function(_, x) nn.layernorm(x, "n", { bias = 0 }) end, 'layernorm "n": field "bias" is 0, not true or false')
+bad(function(_, x) nn.swiglu(x, "n") end, 'swiglu "n": expects a table of options, not nil')
+bad(function(_, x) nn.swiglu(x, "n", { width = 2 }) end, 'swiglu "n": unknown field "width" (fields: hidden, init)')
+bad(function(_, x) x:transpose(1) end, "transpose: argument 2 (axis) is missing: it is a whole number")
+bad(function(_, x) nn.transpose(1, 2, 3) end, "transpose: input is 1, not a tensor")
+bad(function(_, x) nn.slice(x, 1, "0") end, 'slice: argument 2 (from) is "0", not a whole number')
+bad(function(_, x, ids) nn.cross_entropy(x, ids, { ignore_index = 1 << 40 }) end,
+  "cross_entropy: ignore_index is 1099511627776, which no target of type i32 can be")
 bad(function(_, x) return x.shap end, 'tensor: no field "shap" (did you mean "shape"?)')
 bad(function(_, x) x.shape = {} end, 'tensor: field "shape" cannot be set')
 bad(function(m) m:loss(1) end, "loss: value is 1, not a tensor")
-bad(function(_, x, ids) nn.cross_entropy(x, ids, { ignore = 1 }) end, 'cross_entropy: unknown field "ignore"')
+bad(function(_, x, ids) nn.cross_entropy(x, ids, { ignore = 1 }) end,
+  'cross_entropy: unknown field "ignore" (fields: ignore_index)')
 
 -- ---- scopes ----
 

@@ -148,6 +148,13 @@ piper.model("tensors", function(t)
   tap.is(tostring(nn.reshape(ids, x.shape)), "tensor [batch, 6] i32", "a shape that was read can be written")
   tap.is(tostring(nn.sum(x):reshape {}), "tensor scalar float", "a scalar has no axes")
   tap.is(tostring(nn.matmul(x, nn.param("w", { 6, 2 }))), "tensor [batch, 2] float", "matmul")
+  local y = x:reshape { "batch", 2, 3 }
+  tap.is(tostring(y:transpose(1, 2)), "tensor [batch, 3, 2] float", "transpose")
+  tap.is(tostring(nn.transpose(y, -1, -2)), "tensor [batch, 3, 2] float", "axes count from the end as well")
+  tap.is(tostring(y:slice(2, 1, 3)), "tensor [batch, 2, 2] float", "slice")
+  tap.is(tostring(nn.slice(y, -1, 1)), "tensor [batch, 2, 2] float", "up to the end")
+  tap.is(tostring(ids:slice(1, 0, 2)), "tensor [batch*2, 2] i32", "a slice of ids")
+  tap.is(nn.dropout(y, 0), y, "dropout of 0 is the identity")
   t:loss(nn.mse(x, nn.relu(x)))
 end)
 
@@ -163,6 +170,27 @@ tap.is(ops(function(_, x) return nn.sum(1 / x - 2) end), "fill div fill sub sum"
 tap.is(ops(function(_, x) return nn.sum(nn.mul(x, x) / nn.add(x, x)) end), "mul add div sum", "tensors with tensors")
 tap.is(ops(function(_, x) return nn.sum(x) + 1 end), "sum fill once add", "a number enters a sum over the batch once")
 tap.is(ops(function(_, x) return nn.scale(nn.mean(x), 2) end), "mean scale", "scale")
+
+-- ---- layers ----
+
+m = model(function(_, x)
+  local h = nn.rmsnorm(x, "a")
+  h = nn.layernorm(h, "b")
+  h = nn.layernorm(h, "c", { bias = false, eps = 1e-3 })
+  h = nn.rmsnorm(h, "d", { init = { normal = 1 } })
+  return nn.sum(nn.swiglu(h, "ffn", { hidden = 6 }))
+end)
+tap.is(names(m), "a.weight b.weight b.bias c.weight d.weight ffn.gate_proj.weight ffn.up_proj.weight ffn.down_proj.weight",
+  "parameters of layers")
+tap.is(init_of(param(m, "a.weight")), "constant 1.0", "norms begin as ones")
+tap.is(init_of(param(m, "b.bias")), "constant 0.0", "their biases as zeros")
+tap.is(init_of(param(m, "d.weight")), "normal 1.0", "or as init says")
+tap.is(table.concat(param(m, "ffn.gate_proj.weight").shape, " "), "6 4", "gate and up widen")
+tap.is(table.concat(param(m, "ffn.down_proj.weight").shape, " "), "4 6", "down narrows")
+tap.is(ops(function(_, x) return nn.sum(nn.swiglu(x, "f", { hidden = 2 })) end), "linear linear swiglu linear sum",
+  "swiglu is three linear layers and one op")
+tap.is(ops(function(_, x) return nn.sum(nn.dropout(nn.softmax(nn.silu(nn.gelu(x))), 0.5)) end),
+  "gelu silu softmax dropout sum", "activations, softmax, dropout")
 
 -- ---- losses, flops, the object ----
 
