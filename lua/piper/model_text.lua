@@ -16,7 +16,8 @@ local function columns(rows, right)
   for _, row in ipairs(rows) do
     local cells = {}
     for i, cell in ipairs(row) do
-      cells[i] = (right[i] and "%" or "%-"):gsub("$", width[i] .. "s"):format(cell)
+      local blanks = (" "):rep(width[i] - #cell) -- string.format pads to 99 at most
+      cells[i] = right[i] and blanks .. cell or cell .. blanks
     end
     lines[#lines + 1] = "  " .. (table.concat(cells, "  "):gsub("%s+$", ""))
   end
