@@ -109,7 +109,7 @@ end
 
 local function bucket_size(where, mib)
   if mib > 1 << 30 then check.fail("%s: bucket_size is %s MiB: too large", where, mib) end
-  return mib
+  return math.tointeger(mib) or mib
 end
 
 -- What a field may be: its type for check.options, and the function of (where, value, field) that
@@ -225,6 +225,34 @@ function Strategy:add(list)
   end
   return self
 end
+
+---For the readers of files: appends one directive as a method does; 'where' begins messages.
+---@param line string "file:line" of the directive, for messages of the compiler
+function M.append(strategy, op, spec, line, where) append(strategy, op, spec, line, where) end
+
+M.FIELDS, M.KINDS, M.OPS = FIELDS, KINDS, OPS
+
+---Reads a strategy from a JSON file in the format of the paper's own schedules.
+---@param path string
+---@return piper.Strategy
+function M.load(path) return require "piper.strategy_json".load(path) end
+
+---Reads a PyTorch pipelining schedule (CSV: one line a rank, cells such as 0F0, 0I0, 0W0, 0B0 and
+---(0F7;7B3)OVERLAP_F_B, blanks allowed) as a strategy with split, place and order directives.
+---@param path string
+---@param options? { placement?: "single"|"loop"|"v"|"bidirectional"|integer[], devices?: integer[][]|false }
+---placement: the rank of every stage, by rule or as a list; without it each stage sits where its row
+---is. devices: a device set for each rank (default rank r on device r); false: no placement
+---@return piper.Strategy
+function M.load_csv(path, options) return require "piper.strategy_csv".load(path, options) end
+
+---Writes the strategy as JSON, in canonical form: fields in a fixed order, none that is not set.
+---@param path string
+function Strategy:save(path) require "piper.strategy_json".save(self, path) return self end
+
+---Writes the orders of the strategy as a PyTorch pipelining schedule, one line for each.
+---@param path string
+function Strategy:save_csv(path) require "piper.strategy_csv".save(self, path) return self end
 
 ---@return piper.Strategy
 function M.new()

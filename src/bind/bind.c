@@ -12,6 +12,7 @@
 
 #include "base/nearest.h"
 #include "bind/bind_data.h"
+#include "bind/bind_json.h"
 #include "bind/bind_model.h"
 #include "bind/bind_plan.h"
 #include "bind/bind_run.h"
@@ -27,9 +28,9 @@ typedef struct CorePart {
 } CorePart;
 
 static const CorePart core_parts[] = {
-    {"data", luaopen_piper_core_data},     {"graph", luaopen_piper_core_graph},
-    {"plan", luaopen_piper_core_plan},     {"run", luaopen_piper_core_run},
-    {"system", luaopen_piper_core_system},
+    {"data", luaopen_piper_core_data}, {"graph", luaopen_piper_core_graph},
+    {"json", luaopen_piper_core_json}, {"plan", luaopen_piper_core_plan},
+    {"run", luaopen_piper_core_run},   {"system", luaopen_piper_core_system},
     {NULL, NULL},
 };
 

@@ -60,7 +60,8 @@ M.placements = {
 ---@field ranks integer            pipeline ranks
 ---@field microbatches integer     pieces of the batch (tag MB)
 ---@field stages_per_rank? integer the stages (tag PP) that a rank holds, where the schedule leaves a choice
----@field devices? integer[][]|false  a device set for each rank (default rank r on device r); false: no placement
+---@field devices? integer[][]|piper.Mesh|false  a device set for each rank (default rank r on device r;
+---of a mesh, the slices of its axis pp); false: no placement
 
 ---@class piper.ScheduleShape
 ---@field ranks integer
@@ -85,6 +86,7 @@ function M.device_sets(where, devices, ranks)
     for r = 0, ranks - 1 do sets[r + 1] = { r } end
     return sets
   end
+  if getmetatable(devices) == require "piper.mesh".Mesh then devices = devices:slices "pp" end
   check.value(where, 'field "devices"', devices, "list")
   if #devices ~= ranks then
     check.fail("%s: devices lists %d device sets for %d ranks", where, #devices, ranks)
