@@ -116,7 +116,10 @@ end
 function M.load(path)
   local text = files.read("load", path)
   local list, why, line, column = json.decode(text)
-  if list == nil then check.fail("load: %s:%d:%d: %s", path, line, column, (why:gsub("%c", "?"))) end
+  if list == nil then
+    why = why:gsub(" without JSON_ALLOW_NUL", ""):gsub("%c", "?")
+    check.fail("load: %s:%d:%d: %s", path, line, column, why)
+  end
   if is_object(list) then check.fail('load: %s: is an object; a strategy is a list of directives, such as [{ "op": "split", ... }]', path) end
   local s, lines = strategy.new(), element_lines(text)
   for i, object in ipairs(list) do
