@@ -16,7 +16,7 @@
 #define KERNEL_MAX_ARGS 10
 #define KERNEL_NO_BASE UINT16_MAX /* the argument is absent */
 
-enum { OPF_MODEL = 1, OPF_VIEW = 2, OPF_AUX = 4, OPF_JOINT = 8 };
+enum { OPF_MODEL = 1, OPF_VIEW = 2, OPF_AUX = 4, OPF_JOINT = 8, OPF_OVER = 16 };
 
 typedef enum OpKind {
   OP_NONE = 0,

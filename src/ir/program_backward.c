@@ -13,6 +13,7 @@
  *                                  this program is the step's first to the bucket
  *   only one incoming contribution where that lies; BW binds it again
  *   kept (program_chunk.c), and the pass is split      KEPT
+ *   of one OPF_OVER call, nothing else reads the value where the value is saved
  *   otherwise                      workspace
  *
  * A contribution is begun only when the first call needs it, which keeps temporaries short-lived. */
@@ -47,6 +48,7 @@ static Place grad_place(const Backward *w, ChunkValue *root) {
   if (grad_in_place(root)) return incoming_place(b, &b->incoming.at[root->first_incoming]);
   if (root->kept && w->classes != (CLASS_BI | CLASS_BW))
     return build_place(b, (Binding){.kind = BIND_KEPT}, root->kept_at);
+  if (grad_over_value(root)) return build_value(b, root->value);
   return build_temp(b, &root->grad_temp, root->value);
 }
 

@@ -28,6 +28,8 @@ typedef struct ChunkValue {
   /* The rest is of roots only. */
   bool up;             /* its gradient is CLASS_BI; program_chunk.c says which are */
   uint8_t readers;     /* classes of the gradient calls that read the value */
+  uint32_t n_reads;    /* times that gradient calls read it */
+  bool over;           /* the OPF_OVER gradient of an op is among the contributions to its gradient */
   bool kept;           /* CLASS_BI, and some call of CLASS_BW reads its gradient */
   ValueId owner;       /* the output in whose binding the group lies; 0: none */
   uint32_t first_incoming, last_incoming; /* ChunkLayout.incoming; 0: none */
@@ -101,6 +103,11 @@ static inline ChunkValue *build_root(const ProgramBuild *b, ValueId v) {
 /* The value's gradient is one incoming contribution and nothing else: it is read where it lies. */
 static inline bool grad_in_place(const ChunkValue *root) {
   return root->computed && root->n_grads == 1 && root->first_incoming != 0;
+}
+
+/* The value's gradient is one call's, which alone reads the value and may write over it. */
+static inline bool grad_over_value(const ChunkValue *root) {
+  return root->computed && root->owner.i == 0 && root->over && root->n_grads == 1 && root->n_reads == 1;
 }
 
 /* ---- the programs ---------------------------------------------------------------------------- */

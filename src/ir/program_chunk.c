@@ -103,7 +103,10 @@ static void mark_reads(ProgramBuild *b, const Op *op, int wrt, int class) {
     if (*s == 'y') v = op->out;
     if (*s == 'a') v = op->aux;
     if (*s >= '0' && *s <= '2') v = op->in[*s - '0'];
-    if (v.i != 0) build_root(b, v)->readers |= (uint8_t) class;
+    if (v.i == 0) continue;
+    ChunkValue *root = build_root(b, v);
+    root->readers |= (uint8_t) class;
+    root->n_reads++;
   }
 }
 
@@ -118,6 +121,7 @@ static void mark_gradients(ProgramBuild *b, const Op *op) {
     if (!op_grad_flows(b->graph, op, wrt)) continue;
     ChunkValue *in = build_root(b, op->in[wrt]);
     in->n_grads++;
+    in->over |= wrt == 0 && OP_INFO[op->kind].flags & OPF_OVER;
     if (out->up && !in->up) out->kept = true;
     mark_reads(b, op, wrt, class_of(in));
   }

@@ -85,8 +85,9 @@ static double largest(const long double *x, int64_t n) {
   return most;
 }
 
-/* How a gradient meets what its destination held, and who says so: the call or the instruction. */
-typedef enum Mode { WRITE, ADD, FIRST, LATER } Mode;
+/* How a gradient meets what its destination held, and who says so: the call or the instruction. OVER:
+ * it is written over operand 0. */
+typedef enum Mode { WRITE, ADD, OVER, FIRST, LATER } Mode;
 
 /* A joint op's parameters have no gradients, so the instruction says nothing; there FIRST and LATER are
  * calls for one gradient alone. */
@@ -97,6 +98,7 @@ static KernelCall make_call(const OpCase *c, DType t, KernelPart part, int wrt, 
   else if (joint) call.accumulate = (uint8_t)(adds << wrt);
   else if (mode < FIRST) call.accumulate = adds;
   else call.first_base = (uint16_t)case_destination(c, part, wrt);
+  if (mode == OVER) call.args[case_destination(c, part, wrt)].base = call.args[0].base;
   return call;
 }
 
@@ -128,14 +130,14 @@ static void read_back(const void *from, DType t, int64_t n, double *out) {
 static bool run_call(const Data *d, int isa, DType t, KernelPart part, int wrt, Mode mode,
                      double *out, double *aux) {
   const OpCase *c = d->c;
-  const int dst = case_destination(c, part, wrt);
   const KernelCall call = make_call(c, t, part, wrt, mode);
+  const int dst = mode == OVER ? 0 : case_destination(c, part, wrt);
   unsigned char *bases[KERNEL_MAX_ARGS] = {0};
   uint64_t bytes[KERNEL_MAX_ARGS] = {0};
   uint8_t first[KERNEL_MAX_ARGS] = {0};
   first[dst] = mode == FIRST;
   for (int i = 0; i < call.n_args; i++) {
-    if (call.args[i].base == KERNEL_NO_BASE) continue;
+    if (call.args[i].base != i) continue;
     const char what = case_arg(c, part, wrt, i);
     const OpShape shape = case_arg_shape(c, what);
     const DType own = (DType)call.args[i].dtype;
@@ -261,6 +263,10 @@ static void try_gradient(const Data *d, int wrt, Verdict *v, const char *name) {
       if (isa == 0) memcpy(reference, got, (size_t)n * sizeof *got);
       v->bits = same_bits(got, reference, n, what) && v->bits;
 
+      if (OP_INFO[d->c->op].flags & OPF_OVER && wrt == 0) {
+        run_call(d, isa, t, KERNEL_B, wrt, OVER, other, NULL);
+        v->accumulates = same_bits(got, other, n, what) && v->accumulates;
+      }
       run_call(d, isa, t, KERNEL_B, wrt, FIRST, other, NULL);
       v->accumulates = same_bits(got, other, n, what) && v->accumulates;
       for (int64_t i = 0; i < n; i++) sum[i] = (long double)got[i] + d->prior[i];
@@ -331,7 +337,7 @@ int main(void) {
     ok(v.gradient, "%s: gradients in f64 are the central differences", name);
     ok(v.f32, "%s: f32 agrees", name);
     ok(v.exact, "%s: small integers are exact", name);
-    ok(v.accumulates, "%s: gradients are written, added, and written the first time only", name);
+    ok(v.accumulates, "%s: gradients are written, added, written the first time only or over operands", name);
     ok(v.bits, "%s: same bits on every instruction set", name);
   }
   for (int i = 0; i < n_isas; i++) ops_cpu_scratch_free(scratch_of[i]);

@@ -103,7 +103,7 @@ static unsigned char *bind(Step *s, const Binding *b, uint32_t chunk, Buf *works
 
 /* How often each came up: models that never show a case prove nothing about it. */
 static struct {
-  long kept, saved_i, saved_w, copies, sums, in_place, empty, tied, frozen, aux, joint, half;
+  long kept, saved_i, saved_w, copies, sums, in_place, empty, tied, frozen, aux, joint, half, over;
 } seen;
 
 static void look(const Step *s, const Program *p, Pass pass) {
@@ -125,6 +125,7 @@ static void look(const Step *s, const Program *p, Pass pass) {
     const Binding *dy = &p->bindings[c->args[OP_INFO[c->op].n_operands + 1].base];
     seen.in_place += dy->kind == BIND_GRAD;
     const int n = OP_INFO[c->op].n_operands;
+    seen.over += OP_INFO[c->op].flags & OPF_OVER && c->args[0].base == c->args[n + 2].base;
     seen.aux += c->n_args == n + 4 && c->args[n + 3].base != KERNEL_NO_BASE;
     if (c->wrt != KERNEL_WRT_ALL) continue;
     int gradients = 0;
@@ -159,7 +160,13 @@ static bool is_result(const KernelCall *c, int i) {
   return c->wrt == KERNEL_WRT_ALL ? i >= n + 4 : i == n + 2;
 }
 
-/* No call writes over anything else that it is given. */
+static bool may_overlap(const KernelCall *c, int result, int other) {
+  const KernelArg *to = &c->args[result], *from = &c->args[other];
+  return c->part == KERNEL_B && OP_INFO[c->op].flags & OPF_OVER && other == 0 && !c->accumulate &&
+         to->offset == from->offset;
+}
+
+/* No call writes over anything else that it is given, but for OPF_OVER. */
 static bool results_apart(const Program *p) {
   for (uint32_t i = 0; i < p->n_calls; i++) {
     const KernelCall *c = &p->calls[i];
@@ -168,7 +175,7 @@ static bool results_apart(const Program *p) {
       if (!is_result(c, r) || to->base == KERNEL_NO_BASE) continue;
       for (int a = 0; a < c->n_args; a++)
         if (a != r && c->args[a].base == to->base && c->args[a].offset < arg_end(to) &&
-            to->offset < arg_end(&c->args[a]))
+            to->offset < arg_end(&c->args[a]) && !may_overlap(c, r, a))
           return false;
     }
   }
@@ -499,12 +506,14 @@ int main(void) {
   Tally bad = {0};
   for (uint64_t seed = first; seed < first + n; seed++) try_model(seed, scratch, &bad);
   diag("%llu models cut in %d ways; kept %ld, saved_i %ld, saved_w %ld, copies %ld, sums %ld, in "
-       "place %ld, empty %ld, tied %ld, frozen %ld, aux %ld, joint %ld, half of a joint %ld",
+       "place %ld, empty %ld, tied %ld, frozen %ld, aux %ld, joint %ld, half of a joint %ld, over "
+       "%ld",
        (unsigned long long)n, bad.cuts, seen.kept, seen.saved_i, seen.saved_w, seen.copies,
        seen.sums, seen.in_place, seen.empty, seen.tied, seen.frozen, seen.aux, seen.joint,
-       seen.half);
+       seen.half, seen.over);
   ok(seen.kept && seen.saved_i && seen.saved_w && seen.copies && seen.sums && seen.in_place &&
-         seen.empty && seen.tied && seen.frozen && seen.aux && seen.joint && seen.half,
+         seen.empty && seen.tied && seen.frozen && seen.aux && seen.joint && seen.half &&
+         seen.over,
      "every case came up");
   is_int(bad.differences, 0, "gradients are those of central differences");
   is_int(bad.fused, 0, "gradients do not depend on where chunks end");
