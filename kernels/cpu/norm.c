@@ -34,11 +34,30 @@ static double FN(sum_squares_about)(int64_t n, const REAL *x, double m) {
 #undef WIDE_D
 }
 
-/* Sum of a b (x - m). */
+static double FN(sum_triples)(int64_t n, const REAL *a, const REAL *b, const REAL *x) {
+  SUM(WIDE(a + i) * WIDE(b + i) * WIDE(x + i), (double)a[i] * (double)b[i] * (double)x[i]);
+}
+
+/* Sum of a b (x - m), and in *products that of a b, in one pass. */
 static double FN(sum_products_about)(int64_t n, const REAL *a, const REAL *b, const REAL *x,
-                                     double m) {
-  SUM(WIDE(a + i) * WIDE(b + i) * (WIDE(x + i) - m),
-      (double)a[i] * (double)b[i] * ((double)x[i] - m));
+                                     double m, double *products) {
+  FN(Wide) part[4] = {{0}, {0}, {0}, {0}}, about[4] = {{0}, {0}, {0}, {0}};
+  int64_t done = 0;
+  for (; done + 16 <= n; done += 16)
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; q++) {
+      const int64_t i = done + 4 * q;
+      const FN(Wide) ab = WIDE(a + i) * WIDE(b + i);
+      part[q] += ab;
+      about[q] += ab * (WIDE(x + i) - m);
+    }
+  for (int64_t i = done; i < n; i++) {
+    const double ab = (double)a[i] * (double)b[i];
+    part[(i - done) / 4][(i - done) % 4] += ab;
+    about[(i - done) / 4][(i - done) % 4] += ab * ((double)x[i] - m);
+  }
+  *products = SUM_OF_PARTS(part);
+  return SUM_OF_PARTS(about);
 }
 
 void FN(rmsnorm)(int64_t rows, int64_t n, double eps, const void *x_, const void *w_, void *y_,
@@ -63,7 +82,7 @@ void FN(rmsnorm_grad)(int64_t rows, int64_t n, const void *x_, const void *w_, c
   REAL *dx = dx_;
   for (int64_t i = 0; i < rows; i++, x += n, dy += n, dx += n) {
     const double r = (double)stats[i];
-    const REAL pull = (REAL)(r * r * r * FN(sum_products_about)(n, dy, w, x, 0) / (double)n);
+    const REAL pull = (REAL)(r * r * r * FN(sum_triples)(n, dy, w, x) / (double)n);
     FN(rmsnorm_row)(n, stats[i], pull, x, w, dy, dx, add);
   }
 }
@@ -98,8 +117,9 @@ void FN(layernorm_grad)(int64_t rows, int64_t n, const void *x_, const void *w_,
   for (int64_t i = 0; i < rows; i++, x += n, dy += n, dx += n) {
     const REAL m = stats[2 * i], scale = stats[2 * i + 1];
     const double r = (double)scale;
-    const REAL shift = (REAL)(FN(sum_products)(n, dy, w) / (double)n);
-    const REAL pull = (REAL)(r * r * FN(sum_products_about)(n, dy, w, x, (double)m) / (double)n);
+    double sum;
+    const double about = FN(sum_products_about)(n, dy, w, x, (double)m, &sum);
+    const REAL shift = (REAL)(sum / (double)n), pull = (REAL)(r * r * about / (double)n);
     FN(layernorm_row)(n, m, scale, shift, pull, x, w, dy, dx, add);
   }
 }

@@ -17,7 +17,9 @@
         part[q] += wide_term;                                                                      \
       }                                                                                            \
     for (int64_t i = done; i < n; i++) part[(i - done) / 4][(i - done) % 4] += term;               \
-    const FN(Wide) sum = (part[0] + part[1]) + (part[2] + part[3]);                                \
-    return (sum[0] + sum[1]) + (sum[2] + sum[3]);                                                  \
+    return SUM_OF_PARTS(part);                                                                     \
   } while (0)
+
+#define SUM_OF_FOUR(v) (((v)[0] + (v)[1]) + ((v)[2] + (v)[3]))
+#define SUM_OF_PARTS(part) SUM_OF_FOUR(((part)[0] + (part)[1]) + ((part)[2] + (part)[3]))
 #endif

@@ -29,7 +29,7 @@ typedef struct ChunkValue {
   bool up;             /* its gradient is CLASS_BI; program_chunk.c says which are */
   uint8_t readers;     /* classes of the gradient calls that read the value */
   uint32_t n_reads;    /* times that gradient calls read it */
-  bool over;           /* the OPF_OVER gradient of an op is among the contributions to its gradient */
+  bool over; /* the OPF_OVER gradient of an op is among the contributions to its gradient */
   bool kept;           /* CLASS_BI, and some call of CLASS_BW reads its gradient */
   ValueId owner;       /* the output in whose binding the group lies; 0: none */
   uint32_t first_incoming, last_incoming; /* ChunkLayout.incoming; 0: none */
@@ -107,7 +107,8 @@ static inline bool grad_in_place(const ChunkValue *root) {
 
 /* The value's gradient is one call's, which alone reads the value and may write over it. */
 static inline bool grad_over_value(const ChunkValue *root) {
-  return root->computed && root->owner.i == 0 && root->over && root->n_grads == 1 && root->n_reads == 1;
+  return root->computed && root->owner.i == 0 && root->over && root->n_grads == 1 &&
+         root->n_reads == 1;
 }
 
 /* ---- the programs ---------------------------------------------------------------------------- */

@@ -337,7 +337,8 @@ int main(void) {
     ok(v.gradient, "%s: gradients in f64 are the central differences", name);
     ok(v.f32, "%s: f32 agrees", name);
     ok(v.exact, "%s: small integers are exact", name);
-    ok(v.accumulates, "%s: gradients are written, added, written the first time only or over operands", name);
+    ok(v.accumulates,
+       "%s: gradients are written, added, written the first time only or over operands", name);
     ok(v.bits, "%s: same bits on every instruction set", name);
   }
   for (int i = 0; i < n_isas; i++) ops_cpu_scratch_free(scratch_of[i]);

@@ -512,8 +512,7 @@ int main(void) {
        seen.sums, seen.in_place, seen.empty, seen.tied, seen.frozen, seen.aux, seen.joint,
        seen.half, seen.over);
   ok(seen.kept && seen.saved_i && seen.saved_w && seen.copies && seen.sums && seen.in_place &&
-         seen.empty && seen.tied && seen.frozen && seen.aux && seen.joint && seen.half &&
-         seen.over,
+         seen.empty && seen.tied && seen.frozen && seen.aux && seen.joint && seen.half && seen.over,
      "every case came up");
   is_int(bad.differences, 0, "gradients are those of central differences");
   is_int(bad.fused, 0, "gradients do not depend on where chunks end");
