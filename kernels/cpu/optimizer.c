@@ -2,7 +2,7 @@
  *
  *   SGD:   u = grad_scale g + weight_decay w;  m = momentum m + u;  w -= lr m   (w -= lr u without m)
  *   AdamW: g' = grad_scale g;  m = beta1 m + (1 - beta1) g';  v = beta2 v + (1 - beta2) g'^2
- *          w -= lr (m / correction1 / (sqrt(v / correction2) + eps) + weight_decay w) */
+ *          w -= lr / correction1 m / (sqrt(v) / sqrt(correction2) + eps) + lr weight_decay w */
 #ifndef REAL
 
 #include "kernels/cpu/isa.h"
@@ -33,15 +33,18 @@ void FN(sgd)(int64_t n, void *w_, const void *g_, void *m_, double lr_, double g
 void FN(adamw)(int64_t n, void *w_, const void *g_, void *m_, void *v_, const AdamwStep *s) {
   REAL *restrict w = w_, *restrict m = m_, *restrict v = v_;
   const REAL *restrict g = g_;
-  const REAL lr = (REAL)s->lr, scale = (REAL)s->grad_scale, decay = (REAL)s->weight_decay;
+  const REAL scale = (REAL)s->grad_scale;
   const REAL beta1 = (REAL)s->beta[0], beta2 = (REAL)s->beta[1], eps = (REAL)s->eps;
   const REAL new1 = (REAL)(1 - s->beta[0]), new2 = (REAL)(1 - s->beta[1]);
-  const REAL correction1 = (REAL)s->bias_correction[0], correction2 = (REAL)s->bias_correction[1];
+  /* One division and one root for each element: with more the loop would wait for them, not for
+   * memory. */
+  const REAL rate = (REAL)(s->lr / s->bias_correction[0]);
+  const REAL root = (REAL)(1 / sqrt(s->bias_correction[1])), decay = (REAL)(s->lr * s->weight_decay);
   for (int64_t i = 0; i < n; i++) {
     const REAL grad = scale * g[i];
     m[i] = beta1 * m[i] + new1 * grad;
     v[i] = beta2 * v[i] + new2 * grad * grad;
-    w[i] -= lr * (m[i] / correction1 / (sqrt(v[i] / correction2) + eps) + decay * w[i]);
+    w[i] -= rate * m[i] / (sqrt(v[i]) * root + eps) + decay * w[i];
   }
 }
 

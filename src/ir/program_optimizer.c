@@ -44,10 +44,14 @@ uint32_t optimizer_n_slots(const OptimizerSpec *o) {
   return 0;
 }
 
-static OpAttrs update_attrs(const ProgramSpec *spec, const Param *param) {
+static double decay_of(const ProgramSpec *spec, const Param *param) {
+  return param->shape.rank >= 2 ? spec->optimizer.weight_decay : 0;
+}
+
+static OpAttrs update_attrs(const ProgramSpec *spec, double decay) {
   const OptimizerSpec *o = &spec->optimizer;
   OpAttrs attrs = {{0}};
-  attrs.d[0] = param->shape.rank >= 2 ? o->weight_decay : 0;
+  attrs.d[0] = decay;
   attrs.d[1] = o->kind == OPTIMIZER_SGD ? o->momentum : o->beta1;
   attrs.d[2] = spec->clip_norm;
   if (o->kind == OPTIMIZER_ADAMW) {
@@ -57,32 +61,51 @@ static OpAttrs update_attrs(const ProgramSpec *spec, const Param *param) {
   return attrs;
 }
 
+/* Neighbours in a bucket whose weights decay alike. */
+typedef struct Span {
+  int64_t offset, elements;
+  double decay;
+} Span;
+
+static void update_span(ProgramBuild *b, BucketId bucket, const Span *span) {
+  const ProgramSpec *spec = programs_spec(b->p);
+  const OpKind op = spec->optimizer.kind == OPTIMIZER_SGD ? OP_SGD : OP_ADAMW;
+  const uint32_t n_slots = optimizer_n_slots(&spec->optimizer);
+  const int64_t n = span->elements;
+  const uint64_t at = (uint64_t)span->offset * b->float_bytes;
+  const Place w = build_place(b, (Binding){.kind = BIND_PARAM, .bucket = bucket}, at);
+  const Place g = build_place(b, (Binding){.kind = BIND_PGRAD, .bucket = bucket}, at);
+  KernelCall *call = build_call(b, op, KERNEL_F, op == OP_SGD ? 4 : 5);
+  if (call == NULL) return;
+  call->attrs = update_attrs(spec, span->decay);
+  build_arg_flat(b, 0, w, b->dtype, n, BIND_READ | BIND_WRITE);
+  build_arg_flat(b, 1, g, b->dtype, n, BIND_READ);
+  /* Without clipping nothing waits for the norm, so it is not there to be read. */
+  if (spec->clip_norm != 0) build_arg_flat(b, 2, norm_place(b), DT_F64, 1, BIND_READ);
+  for (uint32_t s = 0; s < n_slots; s++) {
+    const Place state =
+        build_place(b, (Binding){.kind = BIND_STATE, .bucket = bucket, .slot = (uint8_t)s}, at);
+    build_arg_flat(b, 3 + s, state, b->dtype, n, BIND_READ | BIND_WRITE);
+  }
+  flat_cost(b, n, op == OP_SGD ? 4 : 12, 3 + 2 * n_slots);
+}
+
 void build_update(ProgramBuild *b, BucketId bucket) {
   const ProgramSpec *spec = programs_spec(b->p);
-  const OptimizerSpec *o = &spec->optimizer;
   const Bucket *k = &b->dag->buckets.at[bucket.i];
-  if (o->kind == OPTIMIZER_NONE || !k->trained) return;
-  const OpKind op = o->kind == OPTIMIZER_SGD ? OP_SGD : OP_ADAMW;
-  const uint32_t n_slots = optimizer_n_slots(o);
+  Span span = {0};
+  if (spec->optimizer.kind == OPTIMIZER_NONE || !k->trained) return;
   for (uint32_t i = 0; i < k->n_params && b->failed == PIPER_OK; i++) {
     const ParamId id = {b->dag->bucket_params.at[k->param_first + i]};
     const Param *param = graph_param(b->graph, id);
-    const int64_t n = shape_elements(&param->shape, 1);
-    const uint64_t at = (uint64_t)b->dag->home[id.i].offset * b->float_bytes;
-    const Place w = build_place(b, (Binding){.kind = BIND_PARAM, .bucket = bucket}, at);
-    const Place g = build_place(b, (Binding){.kind = BIND_PGRAD, .bucket = bucket}, at);
-    KernelCall *call = build_call(b, op, KERNEL_F, op == OP_SGD ? 4 : 5);
-    if (call == NULL) return;
-    call->attrs = update_attrs(spec, param);
-    build_arg_flat(b, 0, w, b->dtype, n, BIND_READ | BIND_WRITE);
-    build_arg_flat(b, 1, g, b->dtype, n, BIND_READ);
-    /* Without clipping nothing waits for the norm, so it is not there to be read. */
-    if (spec->clip_norm != 0) build_arg_flat(b, 2, norm_place(b), DT_F64, 1, BIND_READ);
-    for (uint32_t s = 0; s < n_slots; s++) {
-      const Place state =
-          build_place(b, (Binding){.kind = BIND_STATE, .bucket = bucket, .slot = (uint8_t)s}, at);
-      build_arg_flat(b, 3 + s, state, b->dtype, n, BIND_READ | BIND_WRITE);
+    const int64_t offset = b->dag->home[id.i].offset, n = shape_elements(&param->shape, 1);
+    const double decay = decay_of(spec, param);
+    if (span.elements > 0 && span.decay == decay && span.offset + span.elements == offset) {
+      span.elements += n;
+      continue;
     }
-    flat_cost(b, n, op == OP_SGD ? 4 : 12, 3 + 2 * n_slots);
+    if (span.elements > 0) update_span(b, bucket, &span);
+    span = (Span){offset, n, decay};
   }
+  if (span.elements > 0) update_span(b, bucket, &span);
 }

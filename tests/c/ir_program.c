@@ -113,7 +113,7 @@ static void stages(void) {
   is_str(bindings_text(programs_at(p, id)),
          "param b2 rw 64, pgrad b2 r 64, metrics r 16, state b2.0 rw 64, state b2.1 rw 64",
          "bindings of AdamW with clipping");
-  is_str(calls_text(programs_at(p, id)), "adamw(0 1 2 3 4)", "one call a parameter");
+  is_str(calls_text(programs_at(p, id)), "adamw(0 1 2 3 4)", "and its call");
   is_near(programs_at(p, id)->calls[0].attrs.d[0], 0.1, 0, "a matrix decays");
   if (programs_norm(p, (BucketId){1}, &id, &err) != PIPER_OK) bail(err.text);
   is_str(bindings_text(programs_at(p, id)), "pgrad b1 r 64, metrics rw 16",
@@ -191,8 +191,56 @@ static void joint(void) {
   graph_free(g);
 }
 
+/* "adamw 32+52 decay 0.1": first element and number of elements of each call, where in the bucket. */
+static const char *updates_text(const Program *p) {
+  static char text[1024];
+  size_t n = 0;
+  text[0] = '\0';
+  for (uint32_t i = 0; i < p->n_calls; i++) {
+    const KernelArg *w = &p->calls[i].args[0];
+    n += (size_t)snprintf(text + n, sizeof text - n, "%s%d+%d decay %g", i > 0 ? ", " : "",
+                          (int)(w->offset / 4), (int)w->dim[0], p->calls[i].attrs.d[0]);
+  }
+  return text;
+}
+
+/* Parameters w0, w1 [4, 4], b [4], w2 [4, 4], of one bucket. */
+static void spans(void) {
+  PiperErr err = {0};
+  Graph *g = graph_new("spans");
+  ValueId h, b;
+  const Shape shape = {
+      .rank = 2, .batched = true, .axis = {AXIS_BATCH, AXIS_FEATURE}, .dim = {1, 4}};
+  if (g == NULL || graph_add_input(g, "x", &shape, DT_FLOAT, 0, &h, &err) != PIPER_OK) bail(err.text);
+  h = stages_op(g, OP_LINEAR, "layer0", h, stages_param(g, "w0", 4, 4));
+  h = stages_op(g, OP_LINEAR, "layer1", h, stages_param(g, "w1", 4, 4));
+  const ParamSpec bias = {.name = "b", .shape = {.rank = 1, .dim = {4}}};
+  if (graph_add_param(g, &bias, 0, &b, &err) != PIPER_OK) bail(err.text);
+  h = stages_op(g, OP_ADD, NULL, h, b);
+  h = stages_op(g, OP_LINEAR, "layer2", h, stages_param(g, "w2", 4, 4));
+  h = stages_op(g, OP_SUM_SQUARES, NULL, h, (ValueId){0});
+  if (graph_add_loss(g, h, 0, &err) != PIPER_OK || graph_cut(g, &err) != PIPER_OK) bail(err.text);
+  Dag *d = dag_new(g, 8);
+  if (d == NULL) bail("no memory");
+  buckets_fill(d);
+  for (int decays = 0; decays < 2; decays++) {
+    uint32_t id;
+    Programs *p = programs_of(
+        d, (OptimizerSpec){.kind = OPTIMIZER_ADAMW, .weight_decay = decays ? 0.1 : 0, .eps = 1e-8}, 0);
+    if (programs_update(p, (BucketId){1}, &id, &err) != PIPER_OK) bail(err.text);
+    is_str(updates_text(programs_at(p, id)),
+           decays ? "0+32 decay 0.1, 32+4 decay 0, 36+16 decay 0.1" : "0+52 decay 0",
+           decays ? "neighbours that decay alike are updated by one call"
+                  : "without weight decay a bucket is updated by one call");
+    programs_free(p);
+  }
+  dag_free(d);
+  graph_free(g);
+}
+
 int main(void) {
   stages();
   joint();
+  spans();
   return done_testing();
 }
