@@ -318,10 +318,11 @@ static const OpCase OP_CASES[] = {
     {OP_SWIGLU, {SHAPE(2, 41), SHAPE(2, 41)}, SHAPE(2, 41), .d0 = 0},
 #define ROWS(op)                                                                                   \
   {op, {SHAPE(1)}, SHAPE(1), .d0 = 0}, {op, {SHAPE(3, 1)}, SHAPE(3, 1), .d0 = 0},                  \
-      {op, {SHAPE(2, 15)}, SHAPE(2, 15), .d0 = 0}, {op, {SHAPE(2, 16)}, SHAPE(2, 16), .d0 = 0},    \
-      {op, {SHAPE(2, 2, 17)}, SHAPE(2, 2, 17), .d0 = 0}, {                                         \
-    op, {SHAPE(2, 300)}, SHAPE(2, 300), .d0 = 0                                                    \
-  }
+  {op, {SHAPE(2, 15)}, SHAPE(2, 15), .d0 = 0}, {op, {SHAPE(2, 16)}, SHAPE(2, 16), .d0 = 0},        \
+  {op, {SHAPE(2, 2, 17)}, SHAPE(2, 2, 17), .d0 = 0}, {op, {SHAPE(2, 63)}, SHAPE(2, 63), .d0 = 0},  \
+  {op, {SHAPE(2, 64)}, SHAPE(2, 64), .d0 = 0}, {op, {SHAPE(2, 65)}, SHAPE(2, 65), .d0 = 0},        \
+  {op, {SHAPE(255)}, SHAPE(255), .d0 = 0}, {op, {SHAPE(256)}, SHAPE(256), .d0 = 0},                \
+  {op, {SHAPE(257)}, SHAPE(257), .d0 = 0}, {op, {SHAPE(2, 300)}, SHAPE(2, 300), .d0 = 0}
     ROWS(OP_SOFTMAX),
 #undef ROWS
 #define NORMS(op, absent)                                                                          \
@@ -334,6 +335,10 @@ static const OpCase OP_CASES[] = {
     op, {SHAPE(3, 71), SHAPE(71), SHAPE(71)}, SHAPE(3, 71), .d0 = 0.25, .no_bias = absent          \
   }
     NORMS(OP_RMSNORM, true),
+    {OP_RMSNORM, {SHAPE(2, 31), SHAPE(31)}, SHAPE(2, 31), .d0 = 1e-5},
+    {OP_RMSNORM, {SHAPE(2, 32), SHAPE(32)}, SHAPE(2, 32), .d0 = 1e-5},
+    {OP_RMSNORM, {SHAPE(2, 36), SHAPE(36)}, SHAPE(2, 36), .d0 = 1e-5},
+    {OP_RMSNORM, {SHAPE(2, 64), SHAPE(64)}, SHAPE(2, 64), .d0 = 1e-5},
     NORMS(OP_LAYERNORM, false),
     NORMS(OP_LAYERNORM, true),
 #undef NORMS
@@ -347,6 +352,10 @@ static const OpCase OP_CASES[] = {
     {OP_TRANSPOSE, {SHAPE(3, 5)}, SHAPE(3, 5), .d0 = 1, .d1 = 1},
     {OP_TRANSPOSE, {SHAPE(8, 8)}, SHAPE(8, 8), .d0 = 1, .d1 = 0},
     {OP_TRANSPOSE, {SHAPE(70, 19)}, SHAPE(19, 70), .d0 = 0, .d1 = 1},
+    {OP_TRANSPOSE, {SHAPE(63, 7)}, SHAPE(7, 63), .d0 = 0, .d1 = 1},
+    {OP_TRANSPOSE, {SHAPE(64, 4)}, SHAPE(4, 64), .d0 = 0, .d1 = 1},
+    {OP_TRANSPOSE, {SHAPE(65, 9)}, SHAPE(9, 65), .d0 = 0, .d1 = 1},
+    {OP_TRANSPOSE, {SHAPE(3, 128)}, SHAPE(128, 3), .d0 = 0, .d1 = 1},
     {OP_TRANSPOSE, {SHAPE(2, 9, 17)}, SHAPE(2, 17, 9), .d0 = 2, .d1 = 1},
     {OP_TRANSPOSE, {SHAPE(2, 3, 4, 5)}, SHAPE(2, 4, 3, 5), .d0 = 1, .d1 = 2},
     {OP_TRANSPOSE, {SHAPE(2, 9, 3, 10)}, SHAPE(2, 10, 3, 9), .d0 = 1, .d1 = 3},
@@ -396,6 +405,10 @@ static const OpCase OP_CASES[] = {
     {OP_CROSS_ENTROPY, {SHAPE(5), SCALAR}, SCALAR, .d0 = 1},
     {OP_CROSS_ENTROPY, {SHAPE(3, 5), SHAPE(3)}, SCALAR, .d0 = 3},
     {OP_CROSS_ENTROPY, {SHAPE(2, 3, 70), SHAPE(2, 3)}, SCALAR, .d0 = 24},
+    {OP_CROSS_ENTROPY, {SHAPE(2, 64), SHAPE(2)}, SCALAR, .d0 = 2},
+    {OP_CROSS_ENTROPY, {SHAPE(255), SCALAR}, SCALAR, .d0 = 1},
+    {OP_CROSS_ENTROPY, {SHAPE(256), SCALAR}, SCALAR, .d0 = 1},
+    {OP_CROSS_ENTROPY, {SHAPE(257), SCALAR}, SCALAR, .d0 = 1},
     {OP_CROSS_ENTROPY, {SHAPE(2, 300), SHAPE(2)}, SCALAR, .d0 = 8},
     {OP_CROSS_ENTROPY,
      {SHAPE(1, 1), SHAPE(1)},

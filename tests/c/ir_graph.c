@@ -226,6 +226,37 @@ static void test_id_limits(void) {
   graph_free(g);
 }
 
+/* A target that a loss ignores may occur where every consumer of the input ignores it. */
+static void test_ignored(void) {
+  enum { ONE, TWO_ALIKE, TWO_APART, ONE_OF_TWO, ALSO_IDS, CASES };
+  static const char *const names[CASES] = {
+      "one loss ignores it", "two ignore the same", "two ignore different ones",
+      "another loss ignores none", "an embedding reads it as well"};
+  for (int c = 0; c < CASES; c++) {
+    Graph *g = graph_new("ignored");
+    const Shape shape = {.rank = 2, .batched = true, .dim = {1, 4}};
+    const Shape line = {.rank = 1, .batched = true, .dim = {1}}, table = {.rank = 2, .dim = {4, 2}};
+    ValueId x, y;
+    graph_add_input(g, "x", &shape, DT_FLOAT, 0, &x, &err);
+    graph_add_input(g, "y", &line, DT_I32, 0, &y, &err);
+    if (c == ALSO_IDS) op(g, OP_EMBEDDING, y, param(g, "w", &table));
+    const int n = c == ONE || c == ALSO_IDS ? 1 : 2;
+    for (int i = 0; i < n; i++) {
+      ValueId loss;
+      OpSpec spec = {.kind = OP_CROSS_ENTROPY, .in = {x, y}, .attrs = {{0, -100, 1}}};
+      if (i == 1 && c == TWO_APART) spec.attrs.d[1] = -1;
+      if (i == 1 && c == ONE_OF_TWO) spec.attrs.d[2] = 0;
+      must(graph_add_op(g, &spec, 0, &loss, &err), x);
+      must(graph_add_loss(g, loss, 0, &err), loss);
+    }
+    must(graph_cut(g, &err), x);
+    const Input *in = &g->inputs.at[2];
+    is_int(in->ignores, c == ONE || c == TWO_ALIKE, "%s: whether it may occur", names[c]);
+    ok(in->limit == 4 && (!in->ignores || in->ignore == -100), "%s: range", names[c]);
+    graph_free(g);
+  }
+}
+
 int main(void) {
   test_names();
   test_init_values();
@@ -234,6 +265,7 @@ int main(void) {
   test_chunks();
   test_unused();
   test_id_limits();
+  test_ignored();
   graph_free(NULL);
   return done_testing();
 }
