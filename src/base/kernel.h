@@ -16,7 +16,10 @@
 #define KERNEL_MAX_ARGS 10
 #define KERNEL_NO_BASE UINT16_MAX /* the argument is absent */
 
-enum { OPF_MODEL = 1, OPF_VIEW = 2, OPF_AUX = 4, OPF_JOINT = 8, OPF_OVER = 16 };
+enum { OPF_MODEL = 1, OPF_VIEW = 2, OPF_AUX = 4, OPF_JOINT = 8, OPF_OVER = 16, OPF_SCRATCH = 32 };
+
+/* Working space that each thread of a rank needs for the calls of OPF_SCRATCH ops. */
+#define OP_SCRATCH_BYTES ((uint64_t)768 * 1024)
 
 typedef enum OpKind {
   OP_NONE = 0,
@@ -92,6 +95,8 @@ typedef struct KernelRun {
   const uint8_t *first;        /* parallel to bases: this is the step's first write to that buffer */
   int64_t sample_lo;           /* first sample of the batch that the instruction works on */
   const StepBlock *step;
+  unsigned char *scratch;      /* OP_SCRATCH_BYTES for each thread that computes, aligned to 64; nobody
+                                  else uses it meanwhile. NULL: no call is of an OPF_SCRATCH op */
 } KernelRun;
 
 #endif

@@ -74,8 +74,7 @@ struct CpuStream {
   CpuStream *link;      /* in its owner's drain */
 
   /* Compute. */
-  Team *team;           /* NULL: the thread alone */
-  OpsCpuScratch *scratch;
+  OpsCpu cpu;           /* of one that computes; the team is owned */
   pthread_t thread;
   bool started;
   Parking parking;
@@ -360,7 +359,7 @@ static bool run_calls(CpuStream *s, const KernelRun *run, uint32_t label) {
   for (uint32_t i = 0; i < run->n_calls; i++) {
     if (stopping(s->dev)) return false;
     one.calls = run->calls + i;
-    if (ops_cpu_run(&one, s->scratch, &err) != PIPER_OK) {
+    if (ops_cpu_run(&one, &s->cpu, &err) != PIPER_OK) {
       s->dev->cfg.fail(s->dev->cfg.ctx, s->dev->cfg.rank, label, &err);
       return false;
     }
@@ -544,13 +543,15 @@ static PiperStatus cpu_check(Device *base, const KernelCall *calls, uint32_t n_c
   return ops_cpu_check(calls, n_calls, base_bytes, n_bases, err);
 }
 
-/* What a stream needs that computes. */
+/* What a stream needs that computes; once. */
 static PiperStatus prepare_compute(CpuStream *s, PiperErr *err) {
   const uint32_t n_threads = s->dev->cfg.n_threads;
+  Team *team = NULL;
   char name[16];
+  if (s->cpu.table != NULL) return PIPER_OK;
   if (n_threads > 1)
-    TRY(team_new(n_threads, &s->dev->hub->crowd, thread_name(s->dev, name), &s->team, err));
-  return ops_cpu_scratch_new(NULL, s->team, &s->scratch, err);
+    TRY(team_new(n_threads, &s->dev->hub->crowd, thread_name(s->dev, name), &team, err));
+  return ops_cpu_init(&s->cpu, NULL, team, err);
 }
 
 static PiperStatus cpu_run(DeviceStream *base, const KernelRun *run, uint32_t label,
@@ -559,7 +560,7 @@ static PiperStatus cpu_run(DeviceStream *base, const KernelRun *run, uint32_t la
   if (s->kind != DEVICE_STREAM_COMPUTE) {
     return err_set(err, PIPER_EBUG, "stream %s: computation on a communication stream", s->name);
   }
-  if (s->scratch == NULL) TRY(prepare_compute(s, err));
+  TRY(prepare_compute(s, err));
   return enqueue(s, (Cmd){.kind = CMD_RUN, .label = label, .as.run = run}, err);
 }
 
@@ -750,10 +751,9 @@ static void cpu_close(Device *base) {
   }
   for (size_t i = 0; i < dev->streams.n; i++) {
     CpuStream *s = dev->streams.at[i];
-    team_free(s->team);
+    team_free(s->cpu.team);
     parking_destroy(&s->parking);
     vec_free(&s->cmds);
-    ops_cpu_scratch_free(s->scratch);
     free(s->name);
     free(s);
   }

@@ -10,25 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct OpsCpuScratch {
-  const KernelTable *table;
-  Team *team;
-  _Alignas(64) unsigned char of_threads[]; /* KERNEL_SCRATCH_BYTES each */
-};
-_Static_assert(sizeof(OpsCpuScratch) + KERNEL_SCRATCH_BYTES == OPS_CPU_SCRATCH_BYTES(1), "see ops_cpu.h");
+_Static_assert(KERNEL_SCRATCH_BYTES <= OP_SCRATCH_BYTES, "base/kernel.h says what the planner plans");
 
-PiperStatus ops_cpu_scratch_new(const KernelTable *table, Team *team, OpsCpuScratch **out,
-                                PiperErr *err) {
-  if (table == NULL) TRY(cpu_isa_select(&table, err));
-  OpsCpuScratch *s = aligned_alloc(64, OPS_CPU_SCRATCH_BYTES(team_threads(team)));
-  if (s == NULL) return err_nomem(err, "kernels");
-  s->table = table;
-  s->team = team;
-  *out = s;
-  return PIPER_OK;
+PiperStatus ops_cpu_init(OpsCpu *cpu, const KernelTable *table, Team *team, PiperErr *err) {
+  *cpu = (OpsCpu){.table = table, .team = team};
+  return table != NULL ? PIPER_OK : cpu_isa_select(&cpu->table, err);
 }
-
-void ops_cpu_scratch_free(OpsCpuScratch *s) { free(s); }
 
 /* ---- products ---------------------------------------------------------------------------------- */
 
@@ -611,15 +598,16 @@ PiperStatus ops_cpu_check(const KernelCall *calls, uint32_t n_calls, const uint6
   return PIPER_OK;
 }
 
-PiperStatus ops_cpu_run(const KernelRun *run, OpsCpuScratch *scratch, PiperErr *err) {
+PiperStatus ops_cpu_run(const KernelRun *run, const OpsCpu *cpu, PiperErr *err) {
   for (uint32_t i = 0; i < run->n_calls; i++) {
     const KernelCall *c = &run->calls[i];
-    Op o = {.call = c, .run = run, .team = scratch->team, .scratch = scratch->of_threads, .err = err};
+    Op op = {.call = c, .run = run, .team = cpu->team, .err = err}, *o = &op;
+    NEED(run->scratch != NULL || !(OP_INFO[c->op].flags & OPF_SCRATCH));
     bool f64 = false;
     for (int q = 0; q < c->n_args; q++) {
       const KernelArg *a = &c->args[q];
       if (a->base == KERNEL_NO_BASE) continue;
-      o.at[q] = run->bases[a->base] + a->offset;
+      op.at[q] = run->bases[a->base] + a->offset;
     }
     /* The first real argument tells the type: later ones may be f64 sums of f32 data. */
     for (int q = 0; q < c->n_args; q++) {
@@ -628,10 +616,10 @@ PiperStatus ops_cpu_run(const KernelRun *run, OpsCpuScratch *scratch, PiperErr *
       f64 = a->dtype == DT_F64;
       break;
     }
-    o.real_bytes = f64 ? sizeof(double) : sizeof(float);
-    o.k = f64 ? &scratch->table->f64 : &scratch->table->f32;
-    o.add = c->first_base != KERNEL_NO_BASE ? !run->first[c->first_base] : c->accumulate & 1;
-    TRY(RUN[c->op](&o));
+    op.real_bytes = f64 ? sizeof(double) : sizeof(float);
+    op.k = f64 ? &cpu->table->f64 : &cpu->table->f32;
+    op.add = c->first_base != KERNEL_NO_BASE ? !run->first[c->first_base] : c->accumulate & 1;
+    TRY(RUN[c->op](o));
   }
   return PIPER_OK;
 }

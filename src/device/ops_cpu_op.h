@@ -12,6 +12,7 @@
 #include "device/team.h"
 #include "kernels/kernels.h"
 
+#include <assert.h>
 #include <string.h>
 
 typedef struct Op {
@@ -20,7 +21,6 @@ typedef struct Op {
   const Kernels *k;
   size_t real_bytes;    /* of an element that k computes with */
   Team *team;
-  unsigned char *scratch; /* of all threads of the team: see op_scratch */
   void *at[KERNEL_MAX_ARGS]; /* addresses of the arguments; NULL: absent */
   bool add;             /* the resolved 'accumulate', of the only gradient or of operand 0's */
   PiperErr *err;
@@ -101,9 +101,10 @@ static inline bool adds(const Op *o, int i) { return o->call->accumulate >> i & 
 
 /* ---- all threads of the team --------------------------------------------------------------------- */
 
-/* KERNEL_SCRATCH_BYTES, aligned to 64, of one thread. */
+/* OP_SCRATCH_BYTES, aligned to 64, of one thread; for ops with OPF_SCRATCH. */
 static inline void *op_scratch(const Op *o, uint32_t thread) {
-  return o->scratch + thread * KERNEL_SCRATCH_BYTES;
+  assert(OP_INFO[o->call->op].flags & OPF_SCRATCH);
+  return o->run->scratch + thread * OP_SCRATCH_BYTES;
 }
 
 /* Element i of argument a, which is of reals. */

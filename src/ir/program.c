@@ -212,10 +212,17 @@ static void resolve_args(ProgramBuild *b) {
   }
 }
 
+static bool needs_scratch(const ProgramBuild *b) {
+  for (size_t i = 0; i < b->calls.n; i++)
+    if (OP_INFO[b->calls.at[i].op].flags & OPF_SCRATCH) return true;
+  return false;
+}
+
 static bool copy_out(ProgramBuild *b, Program *out) {
   Arena *arena = b->p->arena;
   *out = (Program){.n_calls = (uint32_t)b->calls.n,
                    .n_bindings = (uint32_t)b->bindings.n,
+                   .scratch = needs_scratch(b),
                    .flops = b->cost.flops,
                    .bytes = b->cost.bytes};
   out->calls = arena_alloc(arena, b->calls.n, sizeof *out->calls);

@@ -42,6 +42,7 @@ typedef struct Program {
   uint32_t n_calls;  /* 0: nothing to do, the node vanishes in lowering */
   Binding *bindings; /* each (kind, value, chunk, bucket, slot) once; the order is fixed */
   uint32_t n_bindings;
+  bool scratch;      /* some call needs working space: OP_SCRATCH_BYTES a thread */
   double flops, bytes;
 } Program;
 

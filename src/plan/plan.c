@@ -102,7 +102,8 @@ static void value_name(const Graph *g, ValueId v, char *buf, size_t n) {
 void plan_buffer_label(const Plan *p, const RankPlan *r, uint32_t buffer, char *buf, size_t n) {
   static const char *const ROLE[] = {
       "parameters",   "gradients",    "optimizer state", "input",     "value",      "gradient of",
-      "saved values", "saved values", "kept gradients",  "workspace", "step block", "metrics"};
+      "saved values", "saved values", "kept gradients",  "workspace", "step block", "metrics",
+      "scratch of kernels"};
   const Buffer *b = &r->buffers.at[buffer];
   char name[128] = "", samples[64] = "";
   switch ((BufferRole)b->role) {
@@ -129,6 +130,7 @@ void plan_buffer_label(const Plan *p, const RankPlan *r, uint32_t buffer, char *
   case BUFFER_WORKSPACE:
   case BUFFER_STEP:
   case BUFFER_METRICS:
+  case BUFFER_SCRATCH:
     break;
   }
   if (b->hi > b->lo)

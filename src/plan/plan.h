@@ -47,13 +47,14 @@ typedef struct Access {
 
 typedef enum BufferRole {
   BUFFER_PARAMS, BUFFER_GRADS, BUFFER_STATE, BUFFER_INPUT, BUFFER_VALUE, BUFFER_GRAD, BUFFER_SAVED_I,
-  BUFFER_SAVED_W, BUFFER_KEPT, BUFFER_WORKSPACE, BUFFER_STEP, BUFFER_METRICS
+  BUFFER_SAVED_W, BUFFER_KEPT, BUFFER_WORKSPACE, BUFFER_STEP, BUFFER_METRICS, BUFFER_SCRATCH
 } BufferRole;
 
 typedef struct Buffer {
   uint8_t role;        /* BufferRole */
   uint8_t category;    /* MemCategory */
-  bool whole_step;     /* lives across the step: parameters, gradients, state, inputs, step, metrics */
+  bool whole_step;     /* lives across the step: parameters, gradients, state, inputs, step, metrics,
+                          scratch */
   uint32_t id;         /* PARAMS, GRADS, STATE: bucket; INPUT: input index; VALUE, GRAD: TensorId;
                           SAVED_*, KEPT: chunk */
   uint32_t slot;       /* STATE */
@@ -87,6 +88,8 @@ typedef struct RankPlan {
   PlanStreamVec streams;
   uint64_t step_offset, metrics_offset; /* StepBlock; f64[n_losses + 1]: the host writes both
                                            before a step, the block and zeroes */
+  uint64_t scratch_offset;   /* KernelRun.scratch of every RUN that needs it */
+  uint64_t scratch_bytes;    /* OP_SCRATCH_BYTES for each thread of the rank; 0: no program needs it */
   uint64_t arena_bytes;      /* peak */
   uint64_t at_peak[MEM_COUNT]; /* bytes of each category at the instant of the peak; gaps between
                                   buffers count as workspace; they sum to arena_bytes */

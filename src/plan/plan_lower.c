@@ -371,7 +371,8 @@ static PiperStatus access(Lower *w, const Entry *e, bool write, uint64_t bytes) 
 
 static bool whole_step(BufferRole role) {
   return role == BUFFER_PARAMS || role == BUFFER_GRADS || role == BUFFER_STATE ||
-         role == BUFFER_INPUT || role == BUFFER_STEP || role == BUFFER_METRICS;
+         role == BUFFER_INPUT || role == BUFFER_STEP || role == BUFFER_METRICS ||
+         role == BUFFER_SCRATCH;
 }
 
 static Entry state_entry(const Lower *w, BufferRole role, uint32_t bucket, uint32_t slot) {
@@ -425,6 +426,20 @@ static PiperStatus stream(Lower *w, uint32_t name, char direction, int32_t from,
       !vec_push(&w->rank->streams, s))
     return nomem(w);
   *out = (uint32_t)w->keys.n - 1;
+  return PIPER_OK;
+}
+
+/* Working space of the rank's kernels: its instructions run one after the other, so one for all. */
+static PiperStatus add_scratch(Lower *w) {
+  const RankPlan *r = w->rank;
+  const uint32_t threads = w->plan->options.threads_per_rank;
+  for (size_t i = 0; i < r->instrs.n; i++) {
+    const Instr *x = &r->instrs.at[i];
+    if (x->kind != INSTR_RUN || !programs_at(w->plan->programs, x->program)->scratch) continue;
+    const Entry e = {.role = BUFFER_SCRATCH,
+                     .bytes = OP_SCRATCH_BYTES * (threads > 0 ? threads : 1)};
+    return entry(w, &e) != NONE ? PIPER_OK : nomem(w);
+  }
   return PIPER_OK;
 }
 
@@ -732,6 +747,7 @@ static MemCategory category(BufferRole role, bool received) {
   case BUFFER_WORKSPACE:
   case BUFFER_STEP:
   case BUFFER_METRICS:
+  case BUFFER_SCRATCH:
     break;
   }
   return MEM_WORKSPACE;
@@ -877,6 +893,7 @@ static PiperStatus lower_rank(Lower *w, uint32_t index) {
   if (w->first_instr != NULL) memset(w->first_instr, 0xff, w->dag->n * sizeof *w->first_instr);
   TRY(add_state(w));
   for (size_t k = 0; k < w->items[index].n; k++) TRY(lower_item(w, &w->items[index].at[k]));
+  TRY(add_scratch(w));
   TRY(make_buffers(w));
   return make_waits(w);
 }

@@ -560,8 +560,10 @@ static void resolve(RankPlan *r) {
     }
   }
   for (size_t k = 0; k < r->buffers.n; k++) {
-    if (r->buffers.at[k].role == BUFFER_STEP) r->step_offset = r->buffers.at[k].offset;
-    if (r->buffers.at[k].role == BUFFER_METRICS) r->metrics_offset = r->buffers.at[k].offset;
+    const Buffer *b = &r->buffers.at[k];
+    if (b->role == BUFFER_STEP) r->step_offset = b->offset;
+    if (b->role == BUFFER_METRICS) r->metrics_offset = b->offset;
+    if (b->role == BUFFER_SCRATCH) r->scratch_offset = b->offset, r->scratch_bytes = b->bytes;
   }
 }
 

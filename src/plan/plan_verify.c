@@ -49,6 +49,7 @@ static bool known_id(const Plan *p, const Buffer *b) {
     return b->id < p->graph->chunks.n;
   case BUFFER_STEP:
   case BUFFER_METRICS:
+  case BUFFER_SCRATCH:
     return true;
   }
   return false;
@@ -107,10 +108,12 @@ static PiperStatus check_buffers(Verifier *v, uint32_t index) {
                           r->rank, verify_buffer(v, index, k).text,
                           (unsigned long long)(b->offset + b->bytes),
                           (unsigned long long)r->arena_bytes);
-    const bool step = b->role == BUFFER_STEP, metrics = b->role == BUFFER_METRICS;
-    if ((step && b->offset != r->step_offset) || (metrics && b->offset != r->metrics_offset))
+    if ((b->role == BUFFER_STEP && b->offset != r->step_offset) ||
+        (b->role == BUFFER_METRICS && b->offset != r->metrics_offset) ||
+        (b->role == BUFFER_SCRATCH &&
+         (b->offset != r->scratch_offset || b->bytes != r->scratch_bytes)))
       return verify_fault(v, "rank %d: the %s is not where the plan says", r->rank,
-                          step ? "step block" : "vector of metrics");
+                          verify_buffer(v, index, k).text);
   }
   Extent *at = malloc((r->buffers.n + 1) * sizeof *at);
   if (at == NULL) return verify_nomem(v);
@@ -278,6 +281,22 @@ static PiperStatus check_run(Verifier *v, uint32_t index, uint32_t i) {
   return PIPER_OK;
 }
 
+/* The kernels of a rank have one working space, so one stream uses it: '*user' is the first
+ * instruction that does. */
+static PiperStatus check_scratch(Verifier *v, uint32_t index, uint32_t i, uint32_t *user) {
+  const RankPlan *r = &v->plan->ranks[index];
+  const uint32_t threads = v->plan->options.threads_per_rank;
+  const Instr *x = &r->instrs.at[i];
+  if (x->kind != INSTR_RUN || !programs_at(v->plan->programs, x->program)->scratch) return PIPER_OK;
+  if (r->scratch_bytes < OP_SCRATCH_BYTES * (threads > 0 ? threads : 1))
+    return verify_fault(v, "%s has no room for its kernels to work in",
+                        verify_label(v, index, i).text);
+  if (*user == UINT32_MAX) *user = i;
+  if (x->stream == r->instrs.at[*user].stream) return PIPER_OK;
+  return verify_fault(v, "%s and %s work in the same space, on two streams",
+                      verify_label(v, index, *user).text, verify_label(v, index, i).text);
+}
+
 static PiperStatus check_comm(Verifier *v, uint32_t index, uint32_t i) {
   const Plan *p = v->plan;
   const RankPlan *r = &p->ranks[index];
@@ -316,9 +335,11 @@ PiperStatus verify_ranges(Verifier *v) {
     if (r->rank != devsets_ranks(p->dag->devsets, p->world)[index])
       return verify_fault(v, "rank %d is at the wrong place of the plan", r->rank);
     TRY(check_buffers(v, index));
+    uint32_t user = UINT32_MAX;
     for (uint32_t i = 0; i < r->instrs.n; i++) {
       TRY(check_lists(v, index, i));
       TRY(r->instrs.at[i].kind == INSTR_RUN ? check_run(v, index, i) : check_comm(v, index, i));
+      TRY(check_scratch(v, index, i, &user));
     }
     v->proof.instrs += r->instrs.n;
   }

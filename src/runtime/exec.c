@@ -155,6 +155,7 @@ static PiperStatus enqueue_run(RankExec *x, uint32_t index, PiperErr *err) {
     TRY(in_arena(x, offset, p->bindings[b].bytes, err));
     x->bases[i->bind_first + b] = x->arena + offset;
   }
+  if (p->scratch) TRY(in_arena(x, r->scratch_offset, r->scratch_bytes, err));
   x->runs[index] = (KernelRun){
       .calls = p->calls,
       .n_calls = p->n_calls,
@@ -162,6 +163,7 @@ static PiperStatus enqueue_run(RankExec *x, uint32_t index, PiperErr *err) {
       .first = r->bind_first_write.at + i->bind_first,
       .sample_lo = i->sample_lo,
       .step = (const StepBlock *)(x->arena + r->step_offset),
+      .scratch = p->scratch ? x->arena + r->scratch_offset : NULL,
   };
   return x->device->ops->run(x->streams[i->stream], &x->runs[index], index, err);
 }

@@ -13,7 +13,8 @@ typedef struct Data {
   double *prior; /* what a gradient is added to, one array as long as the longest operand */
 } Data;
 
-static OpsCpuScratch *scratch_of[4];
+static OpsCpu cpu_of[4];
+static unsigned char *scratch;
 static int n_isas;
 
 static void describe(const OpCase *c, char *buf, size_t n) {
@@ -157,8 +158,9 @@ static bool run_call(const Data *d, int isa, DType t, KernelPart part, int wrt, 
                          .bases = bases,
                          .first = first,
                          .step = &CASE_STEP,
+                         .scratch = scratch,
                          .sample_lo = c->op == OP_DROPOUT ? CASE_SAMPLE_LO : 0};
-  if (st == PIPER_OK) st = ops_cpu_run(&run, scratch_of[isa], &err);
+  if (st == PIPER_OK) st = ops_cpu_run(&run, &cpu_of[isa], &err);
   if (st != PIPER_OK) diag("%s", err.text);
   const OpShape shape = case_arg_shape(c, case_arg(c, part, wrt, dst));
   read_back(bases[dst], t, shape_count(&shape), out);
@@ -319,11 +321,12 @@ static void try_case(const OpCase *c, bool integers, Verdict *v) {
 
 int main(void) {
   random_start();
+  scratch = aligned_alloc(64, OP_SCRATCH_BYTES);
   int runs;
   for (int i = 0; cpu_isa_at(i, &runs) != NULL; i++) {
     PiperErr err = {0};
     if (!runs) continue;
-    if (ops_cpu_scratch_new(cpu_isa_at(i, NULL), NULL, &scratch_of[n_isas++], &err) != PIPER_OK) bail(err.text);
+    if (ops_cpu_init(&cpu_of[n_isas++], cpu_isa_at(i, NULL), NULL, &err) != PIPER_OK) bail(err.text);
   }
   for (int i = 0; i < N_OP_CASES;) {
     const OpKind op = OP_CASES[i].op;
@@ -341,6 +344,6 @@ int main(void) {
        "%s: gradients are written, added, written the first time only or over operands", name);
     ok(v.bits, "%s: same bits on every instruction set", name);
   }
-  for (int i = 0; i < n_isas; i++) ops_cpu_scratch_free(scratch_of[i]);
+  free(scratch);
   return done_testing();
 }

@@ -4,7 +4,8 @@
 
 #include "tap.h"
 
-static OpsCpuScratch *scratch;
+static OpsCpu cpu;
+static unsigned char *scratch;
 
 static KernelArg arg(int base, DType t, int64_t offset, int rank, int64_t d0, int64_t d1) {
   return (KernelArg){.base = (uint16_t)base, .offset = (uint64_t)offset, .dtype = (uint8_t)t,
@@ -26,9 +27,10 @@ static PiperStatus run5(KernelCall c, const StepBlock *step, int64_t sample_lo, 
                         void *p1, void *p2, void *p3, void *p4) {
   unsigned char *bases[5] = {p0, p1, p2, p3, p4};
   const uint64_t bytes[5] = {1 << 20, 1 << 20, 1 << 20, 1 << 20, 1 << 20};
-  const KernelRun run = {.calls = &c, .n_calls = 1, .bases = bases, .sample_lo = sample_lo, .step = step};
+  const KernelRun run = {.calls = &c, .n_calls = 1, .bases = bases, .sample_lo = sample_lo, .step = step,
+                         .scratch = scratch};
   TRY(ops_cpu_check(&c, 1, bytes, 5, err));
-  return ops_cpu_run(&run, scratch, err);
+  return ops_cpu_run(&run, &cpu, err);
 }
 
 static void test_inserted(void) {
@@ -187,14 +189,14 @@ static void test_program(void) {
   uint8_t first[7] = {0};
   first[DW] = 1;
   PiperErr err = {0};
-  const KernelRun run = {.calls = calls, .n_calls = n, .bases = bases, .first = first};
+  const KernelRun run = {.calls = calls, .n_calls = n, .bases = bases, .first = first, .scratch = scratch};
   is_int(ops_cpu_check(calls, n, bytes, 7, &err), PIPER_OK, "a program passes its check");
-  is_int(ops_cpu_run(&run, scratch, &err), PIPER_OK, "and runs");
+  is_int(ops_cpu_run(&run, &cpu, &err), PIPER_OK, "and runs");
   is_near(out[0], 16, 0, "its result is right");
   /* d hidden = [[2, 0], [0, 3]]; dW = dh^T x = [[2, 4], [-3, 9]] */
   ok(dw[0] == 2 && dw[1] == 4 && dw[2] == -3 && dw[3] == 9, "so is its gradient");
   first[DW] = 0;
-  ops_cpu_run(&run, scratch, &err);
+  ops_cpu_run(&run, &cpu, &err);
   ok(dw[0] == 4 && dw[1] == 8 && dw[2] == -6 && dw[3] == 18, "a later microbatch adds to it");
 
   for (int i = 0; i < 7; i++) {
@@ -449,7 +451,8 @@ static void test_isa(void) {
 
 int main(void) {
   PiperErr err = {0};
-  if (ops_cpu_scratch_new(NULL, NULL, &scratch, &err) != PIPER_OK) bail(err.text);
+  if (ops_cpu_init(&cpu, NULL, NULL, &err) != PIPER_OK) bail(err.text);
+  scratch = aligned_alloc(64, OP_SCRATCH_BYTES);
   test_inserted();
   test_sgd();
   test_adamw();
@@ -460,6 +463,6 @@ int main(void) {
   test_moves_integers();
   test_refused();
   test_isa();
-  ops_cpu_scratch_free(scratch);
+  free(scratch);
   return done_testing();
 }

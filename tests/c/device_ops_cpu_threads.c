@@ -12,7 +12,8 @@ enum { MOST_THREADS = 4 };
 
 static Crowd crowd = {.n_cores = 2};
 static Team *team_of[MOST_THREADS + 1];
-static OpsCpuScratch *scratch_of[MOST_THREADS + 1];
+static OpsCpu cpu_of[MOST_THREADS + 1];
+static unsigned char *scratch;
 
 typedef struct Large {
   OpKind op;
@@ -100,14 +101,15 @@ static Args args_new(OpKind op, KernelPart part, int wrt, bool add, int n_args, 
 static bool same_bits(Args *a, const char *what) {
   static const StepBlock step = {.step = 3, .lr = 0.01, .seed = 5, .bias_correction = {0.3, 0.1}};
   const KernelRun run = {.calls = &a->call, .n_calls = 1, .bases = a->work,
-                         .first = (const uint8_t[KERNEL_MAX_ARGS]){0}, .step = &step};
+                         .first = (const uint8_t[KERNEL_MAX_ARGS]){0}, .step = &step,
+                         .scratch = scratch};
   bool same = true;
   PiperErr err = {0};
   if (ops_cpu_check(&a->call, 1, a->bytes, KERNEL_MAX_ARGS, &err) != PIPER_OK) bail(err.text);
   for (int threads = 1; threads <= MOST_THREADS; threads++) {
     for (int i = 0; i < KERNEL_MAX_ARGS; i++)
       if (a->bytes[i] != 0) memcpy(a->work[i], a->data[i], a->bytes[i]);
-    if (ops_cpu_run(&run, scratch_of[threads], &err) != PIPER_OK) bail(err.text);
+    if (ops_cpu_run(&run, &cpu_of[threads], &err) != PIPER_OK) bail(err.text);
     for (int i = 0; i < KERNEL_MAX_ARGS; i++) {
       if (a->bytes[i] == 0) continue;
       if (threads == 1) memcpy(a->want[i], a->work[i], a->bytes[i]);
@@ -199,15 +201,14 @@ static void test_inserted(void) {
 int main(void) {
   PiperErr err = {0};
   random_start();
+  scratch = aligned_alloc(64, MOST_THREADS * OP_SCRATCH_BYTES);
   for (uint32_t n = 1; n <= MOST_THREADS; n++)
     if (team_new(n, &crowd, "piper test", &team_of[n], &err) != PIPER_OK ||
-        ops_cpu_scratch_new(NULL, team_of[n], &scratch_of[n], &err) != PIPER_OK)
+        ops_cpu_init(&cpu_of[n], NULL, team_of[n], &err) != PIPER_OK)
       bail(err.text);
   test_model_ops();
   test_inserted();
-  for (uint32_t n = 1; n <= MOST_THREADS; n++) {
-    ops_cpu_scratch_free(scratch_of[n]);
-    team_free(team_of[n]);
-  }
+  for (uint32_t n = 1; n <= MOST_THREADS; n++) team_free(team_of[n]);
+  free(scratch);
   return done_testing();
 }

@@ -24,12 +24,14 @@ typedef struct Buf {
   uint64_t bytes;
 } Buf;
 
+static OpsCpu cpu;
+static unsigned char *scratch;
+
 /* What one microbatch, and the whole step, hold. */
 typedef struct Step {
   const Graph *g;
   const Dag *d;
   Programs *programs;
-  OpsCpuScratch *scratch;
   Buf *values, *inputs;          /* by value, of this microbatch */
   Buf *grads;                    /* by chunk * values + value */
   Buf *saved_i, *saved_w, *kept; /* by chunk */
@@ -224,8 +226,8 @@ static void run_program(Step *s, uint32_t chunk, Pass pass) {
     bail("a backward program writes other gradients than flow");
   look(s, p, pass);
   const StepBlock step = {.step = 1};
-  const KernelRun run = {p->calls, p->n_calls, bases, first, s->lo, &step};
-  if (ops_cpu_run(&run, s->scratch, &err) != PIPER_OK) bail(err.text);
+  const KernelRun run = {p->calls, p->n_calls, bases, first, s->lo, &step, p->scratch ? scratch : NULL};
+  if (ops_cpu_run(&run, &cpu, &err) != PIPER_OK) bail(err.text);
   buf_free(&workspace);
   free(bases);
   free(first);
@@ -318,11 +320,11 @@ static void backward(Step *s, Backward how) {
 }
 
 /* The sum of the losses; gradients in the order of data->params where 'grads' is not NULL. */
-static double run_step(const Dag *d, Programs *programs, OpsCpuScratch *scratch, const Data *data,
+static double run_step(const Dag *d, Programs *programs, const Data *data,
                        int n_mb, Backward how, double *grads) {
   const Graph *g = d->graph;
   const size_t values = g->values.n, chunks = g->chunks.n, buckets = d->buckets.n;
-  Step s = {.g = g, .d = d, .programs = programs, .scratch = scratch};
+  Step s = {.g = g, .d = d, .programs = programs};
   s.values = calloc(values, sizeof(Buf));
   s.inputs = calloc(values, sizeof(Buf));
   s.grads = calloc(values * chunks, sizeof(Buf));
@@ -417,7 +419,7 @@ static bool near_all(const double *got, const double *want, size_t n, double tol
 }
 
 /* A difference over a kink of relu is wrong by any amount, over a smaller step it is not. */
-static bool differences_agree(const Compiled *c, OpsCpuScratch *scratch, Data *data,
+static bool differences_agree(const Compiled *c, Data *data,
                               const double *grads) {
   const double unit = 1 + largest(grads, data->n);
   for (uint32_t p = 1; p < c->g->params.n; p++) {
@@ -427,9 +429,9 @@ static bool differences_agree(const Compiled *c, OpsCpuScratch *scratch, Data *d
       double off = INFINITY, slope = 0;
       for (double h = 1e-4; h > 1e-7 && off > 1e-6 * unit; h /= 10) {
         data->params[i] = at + h;
-        slope = run_step(c->d, c->programs, scratch, data, 1, NO_BACKWARD, NULL);
+        slope = run_step(c->d, c->programs, data, 1, NO_BACKWARD, NULL);
         data->params[i] = at - h;
-        slope -= run_step(c->d, c->programs, scratch, data, 1, NO_BACKWARD, NULL);
+        slope -= run_step(c->d, c->programs, data, 1, NO_BACKWARD, NULL);
         slope /= 2 * h;
         off = fabs(slope - grads[i]);
       }
@@ -447,15 +449,15 @@ typedef struct Tally {
   int cuts, split_bits, fused, microbatches, differences;
 } Tally;
 
-static void try_cuts(uint64_t seed, uint64_t cuts, OpsCpuScratch *scratch, const double *want,
+static void try_cuts(uint64_t seed, uint64_t cuts, const double *want,
                      double want_loss, Tally *bad) {
   int n_ops;
   Compiled c = compile(seed, cuts, &n_ops);
   Data data = data_new(c.g, seed);
   double *fused = calloc(data.n + 1, 8), *split = calloc(data.n + 1, 8);
   for (int n_mb = 1; n_mb <= 4; n_mb *= 2) {
-    const double loss = run_step(c.d, c.programs, scratch, &data, n_mb, FUSED, fused);
-    run_step(c.d, c.programs, scratch, &data, n_mb, SPLIT, split);
+    const double loss = run_step(c.d, c.programs, &data, n_mb, FUSED, fused);
+    run_step(c.d, c.programs, &data, n_mb, SPLIT, split);
     const double unit = 1e-11 * (1 + fabs(want_loss));
     const bool same = near_all(fused, want, data.n, 1e-11) && fabs(loss - want_loss) <= unit;
     const bool bits = memcmp(fused, split, data.n * 8) == 0;
@@ -474,23 +476,23 @@ static void try_cuts(uint64_t seed, uint64_t cuts, OpsCpuScratch *scratch, const
   compiled_free(&c);
 }
 
-static void try_model(uint64_t seed, OpsCpuScratch *scratch, Tally *bad) {
+static void try_model(uint64_t seed, Tally *bad) {
   int n_ops;
   Compiled c = compile(seed, 0, &n_ops);
   Data data = data_new(c.g, seed);
   double *grads = calloc(data.n + 1, 8);
-  const double loss = run_step(c.d, c.programs, scratch, &data, 1, FUSED, grads);
-  if (!differences_agree(&c, scratch, &data, grads)) {
+  const double loss = run_step(c.d, c.programs, &data, 1, FUSED, grads);
+  if (!differences_agree(&c, &data, grads)) {
     diag("model %llu", (unsigned long long)seed);
     bad->differences++;
   }
   uint64_t random = seed * UINT64_C(0x9e3779b97f4a7c15);
   for (int i = 1; i < n_ops; i++) {
-    try_cuts(seed, UINT64_C(1) << i, scratch, grads, loss, bad);
+    try_cuts(seed, UINT64_C(1) << i, grads, loss, bad);
     random = random * UINT64_C(6364136223846793005) + 1;
-    if (i % 4 == 0) try_cuts(seed, random >> 7, scratch, grads, loss, bad);
+    if (i % 4 == 0) try_cuts(seed, random >> 7, grads, loss, bad);
   }
-  try_cuts(seed, UINT64_MAX, scratch, grads, loss, bad);
+  try_cuts(seed, UINT64_MAX, grads, loss, bad);
   free(grads);
   data_free(c.g, &data);
   compiled_free(&c);
@@ -501,10 +503,10 @@ int main(void) {
   const uint64_t first = from != NULL ? strtoull(from, NULL, 10) : 1;
   const uint64_t n = models != NULL ? strtoull(models, NULL, 10) : 60;
   PiperErr err = {0};
-  OpsCpuScratch *scratch;
-  if (ops_cpu_scratch_new(NULL, NULL, &scratch, &err) != PIPER_OK) bail(err.text);
+  scratch = aligned_alloc(64, OP_SCRATCH_BYTES);
+  if (ops_cpu_init(&cpu, NULL, NULL, &err) != PIPER_OK) bail(err.text);
   Tally bad = {0};
-  for (uint64_t seed = first; seed < first + n; seed++) try_model(seed, scratch, &bad);
+  for (uint64_t seed = first; seed < first + n; seed++) try_model(seed, &bad);
   diag("%llu models cut in %d ways; kept %ld, saved_i %ld, saved_w %ld, copies %ld, sums %ld, in "
        "place %ld, empty %ld, tied %ld, frozen %ld, aux %ld, joint %ld, half of a joint %ld, over "
        "%ld",
@@ -518,6 +520,6 @@ int main(void) {
   is_int(bad.fused, 0, "gradients do not depend on where chunks end");
   is_int(bad.microbatches, 0, "nor on the number of microbatches");
   is_int(bad.split_bits, 0, "BI and BW give the bits of B");
-  ops_cpu_scratch_free(scratch);
+  free(scratch);
   return done_testing();
 }

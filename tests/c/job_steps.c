@@ -1,6 +1,7 @@
 /* Jobs compute what one device computes, whatever the ranks, the order of events and the streams. */
 #include "lib/jobs.h"
 
+#include <malloc.h>
 #include <math.h>
 
 enum { STEPS = 2, STAGES = 4, N = JOBS_WIDTH * JOBS_WIDTH };
@@ -123,6 +124,25 @@ static void memory(void) {
   graph_free(g);
 }
 
+/* What job_open takes from the heap, besides bookkeeping, is the arenas: no memory for data is hidden
+ * from the plan. */
+static void heap(void) {
+  Graph *g = jobs_graph(2);
+  Plan *p = jobs_plan(g, &(Layout){.stages = 2, .devices = 2, .microbatches = 3, .threads = 2});
+  const struct mallinfo2 before = mallinfo2();
+  Job *job = jobs_open(p);
+  jobs_need(jobs_step(job, 1, NULL, &err), &err);
+  const struct mallinfo2 now = mallinfo2();
+  double taken = (double)(now.uordblks + now.hblkhd) - (double)(before.uordblks + before.hblkhd);
+  for (uint32_t r = 0; r < p->n_ranks; r++) taken -= (double)p->ranks[r].arena_bytes;
+  diag("%.0f bytes besides those of the plan", taken);
+  if (now.uordblks == 0) skip("the allocator does not say");
+  else ok(taken < 256 * 1024, "nothing large is allocated that the plan does not know");
+  job_close(job);
+  plan_free(p);
+  graph_free(g);
+}
+
 static void adamw(void) {
   Graph *g = jobs_graph(2);
   const OptimizerSpec o = {.kind = OPTIMIZER_ADAMW, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8};
@@ -160,6 +180,7 @@ int main(void) {
   initial_values(INIT_UNIFORM, "uniform ones");
   parameters();
   memory();
+  heap();
   adamw();
   return done_testing();
 }

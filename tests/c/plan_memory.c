@@ -2,21 +2,25 @@
 #include "lib/plans.h"
 #include "random_data.h"
 
+/* Without what kernels work in, which is large beside the tensors of these models. */
+static uint64_t tensor_bytes(const RankPlan *r) { return r->arena_bytes - r->scratch_bytes; }
+
 /* Arena without the model's inputs, which grow with the batch. */
 static uint64_t working_bytes(const RankPlan *r) {
   uint64_t inputs = 0;
   for (size_t k = 0; k < r->buffers.n; k++)
     if (r->buffers.at[k].role == BUFFER_INPUT) inputs += (r->buffers.at[k].bytes + 63) / 64 * 64;
-  return r->arena_bytes - inputs;
+  return tensor_bytes(r) - inputs;
 }
 
-/* The most that is alive at once, without regard to pieces. */
+/* The most of that which is alive at once, without regard to pieces. */
 static uint64_t live_bytes(const RankPlan *r) {
   uint64_t most = 0;
   for (uint32_t i = 0; i < r->instrs.n; i++) {
     uint64_t live = 0;
     for (size_t k = 0; k < r->buffers.n; k++) {
       const Buffer *b = &r->buffers.at[k];
+      if (b->role == BUFFER_SCRATCH) continue;
       if (b->whole_step || (b->first <= i && i <= b->last)) live += (b->bytes + 63) / 64 * 64;
     }
     if (live > most) most = live;
@@ -78,7 +82,7 @@ static void pieces(const Graph *g) {
     uint64_t arena = 0, live = 0;
     Plan *p = scheduled(g, 6 * STAGES, true, streams == 0);
     for (uint32_t r = 0; r < STAGES; r++) {
-      arena += p->ranks[r].arena_bytes;
+      arena += tensor_bytes(&p->ranks[r]);
       live += live_bytes(&p->ranks[r]);
     }
     diag("%s: %llu bytes, %llu alive at once", streams ? "streams" : "one stream",
@@ -103,8 +107,9 @@ static void limit(const Graph *g) {
   x.options.memory_limit = large - 1;
   Plan *tight = plans_must(g, &t, x);
   ok(tight->ranks[1].arena_bytes < large, "above the limit, waits take the place of memory");
-  diag("%llu bytes, %llu with a limit, %llu alive at once", (unsigned long long)large,
-       (unsigned long long)tight->ranks[1].arena_bytes, (unsigned long long)live);
+  diag("%llu bytes, %llu with a limit, %llu alive at once",
+       (unsigned long long)tensor_bytes(&p->ranks[1]),
+       (unsigned long long)tensor_bytes(&tight->ranks[1]), (unsigned long long)live);
   is_int(plan_verify(tight, NULL, NULL), PIPER_OK, "and the plan is proved");
   plan_free(p);
   plan_free(same);
@@ -173,7 +178,7 @@ static void uneven(void) {
     PiperErr err = {0};
     if (plan_verify(p, NULL, &err) != PIPER_OK && wrong++ == 0) diag("%s", err.text);
     for (uint32_t r = 0; r < p->n_ranks; r++) {
-      const double ratio = (double)p->ranks[r].arena_bytes / (double)live_bytes(&p->ranks[r]);
+      const double ratio = (double)tensor_bytes(&p->ranks[r]) / (double)live_bytes(&p->ranks[r]);
       if (ratio > worst) worst = ratio;
       sum += ratio;
       n++;
@@ -187,6 +192,30 @@ static void uneven(void) {
   ok(sum / n < 1.03, "under a limit, arenas are hardly larger than what is alive at once");
 }
 
+/* Kernels work in the arena, too. */
+static void scratch(const Graph *g) {
+  Plan *p = scheduled(g, STAGES, false, false);
+  is_int(p->ranks[0].scratch_bytes, OP_SCRATCH_BYTES, "products have a space to work in");
+  is_int(p->ranks[0].scratch_offset % 64, 0, "which is aligned");
+  plan_free(p);
+  TestStrategy t = {0};
+  plans_1f1b(&t, STAGES, STAGES, false);
+  p = plans_must(g, &t, (PlanSpec){.batch = 64, .options.threads_per_rank = 3});
+  is_int(p->ranks[0].scratch_bytes, 3 * OP_SCRATCH_BYTES, "each thread of a rank has its own");
+  plan_free(p);
+  Graph *sum = model_new();
+  model_loss(sum, model_op(sum, OP_SUM_SQUARES, NULL,
+                           model_op(sum, OP_RELU, NULL, model_input(sum, "x"), MODEL_NONE),
+                           MODEL_NONE));
+  model_cut(sum);
+  strategy_clear(&t);
+  p = plans_must(sum, &t, (PlanSpec){.batch = 64});
+  is_int(p->ranks[0].scratch_bytes, 0, "a model without products needs none");
+  ok(p->ranks[0].arena_bytes < OP_SCRATCH_BYTES, "and has none");
+  plan_free(p);
+  graph_free(sum);
+}
+
 int main(void) {
   random_start();
   Graph *g = deep_model(STAGES);
@@ -195,6 +224,7 @@ int main(void) {
   limit(g);
   figures(g);
   uneven();
+  scratch(g);
   graph_free(g);
   return done_testing();
 }

@@ -229,7 +229,7 @@ static void ranges(void) {
       p,
       "plan: rank 0, 0F0 (m.lua:1) uses bytes [0, 32) of value l0, samples [0, 2), which has 16");
   p = pipeline(false);
-  rank_of(p, 0)->arena_bytes /= 2;
+  rank_of(p, 0)->arena_bytes = 224;
   faulty(p,
          "plan: rank 0: input x, samples [0, 2) ends at byte 288, outside the arena of 224 bytes");
   p = pipeline(false);
@@ -271,6 +271,16 @@ static void ranges(void) {
   instr(p, 0, INSTR_SEND, PASS_F, 0)->offset += 4;
   faulty(p, "plan: rank 0, send to 1 of transfer l0 0F0 0>1 (m.lua:2) moves other bytes than those "
             "of value l0, samples [0, 2)");
+  p = pipeline(false);
+  rank_of(p, 0)->scratch_offset += 64;
+  faulty(p, "plan: rank 0: the scratch of kernels is not where the plan says");
+  p = pipeline(false);
+  p->options.threads_per_rank = 2;
+  faulty(p, "plan: rank 0, 0F0 (m.lua:1) has no room for its kernels to work in");
+  p = pipeline(false);
+  instr(p, 0, INSTR_RUN, PASS_F, 1)->stream = instr(p, 0, INSTR_SEND, PASS_F, 0)->stream;
+  faulty(p, "plan: rank 0, 0F0 (m.lua:1) and rank 0, 0F1 (m.lua:1) work in the same space, on two "
+            "streams");
 }
 
 int main(void) {

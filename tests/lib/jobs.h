@@ -16,6 +16,7 @@
 typedef struct Layout {
   uint32_t stages, devices, microbatches; /* devices: of each stage */
   int32_t first_rank, stride;             /* rank of device 0, and from one rank to the next; 0: 1 */
+  uint32_t threads; /* of each rank; 0: as compile chooses */
   bool single_stream;
   OptimizerSpec optimizer; /* kind OPTIMIZER_NONE: sgd */
 } Layout;
@@ -102,7 +103,8 @@ static inline Plan *jobs_plan(const Graph *g, const Layout *l) {
   }
   CompileOptions o = {
       .batch = JOBS_BATCH,
-      .plan = {.dtype = DT_F64, .single_stream = l->single_stream, .optimizer = l->optimizer},
+      .plan = {.dtype = DT_F64, .single_stream = l->single_stream, .optimizer = l->optimizer,
+               .threads_per_rank = l->threads},
       .verify = true,
   };
   if (o.plan.optimizer.kind == OPTIMIZER_NONE) {

@@ -64,8 +64,9 @@ tap.is(losses(7), losses(7), "two runs of a plan: the same bits")
 tap.ok(losses(7) ~= losses(8), "another seed: other values")
 
 -- Memory: as predicted, to the byte; activations under 1F1B do not grow with the microbatches.
-local function memory_of(schedule, microbatches, batch)
-  local p = piper.compile(text_model(4), exact.strategy(schedule, 4, microbatches, 1), { batch = batch })
+local function memory_of(schedule, microbatches, batch, threads)
+  local p = piper.compile(text_model(4), exact.strategy(schedule, 4, microbatches, 1),
+    { batch = batch, threads_per_rank = threads or 1 })
   local run <close> = piper.train(p, { data = require "piper.core".data.random() })
   for _ in run:steps(1) do end
   local predicted, actual = p:memory(), run:memory()
@@ -82,10 +83,14 @@ local function memory_of(schedule, microbatches, batch)
   return predicted
 end
 local few, many = memory_of("one_f_one_b", 8, 16), memory_of("one_f_one_b", 32, 64)
+local threads = memory_of("one_f_one_b", 8, 16, 3)
+for rank = 0, 3 do
+  tap.is(threads[rank].workspace - few[rank].workspace, 2 * 768 * 1024, ("rank %d: each thread has its working space"):format(rank))
+end
 local inputs = 4 * 6 * 48 -- bytes of the 48 more samples of one input
 for rank = 0, 3 do
   tap.ok(many[rank].peak <= few[rank].peak + 2 * inputs + 256, ("rank %d: 1F1B with 32 microbatches needs what it needs with 8"):format(rank))
 end
 local gpipe = memory_of("gpipe", 32, 64)
-tap.ok(gpipe[1].peak > 2 * many[1].peak, "GPipe needs more")
+tap.ok(gpipe[1].activations > 2 * many[1].activations, "GPipe needs more")
 tap.done()
