@@ -195,6 +195,7 @@ static void ring(unsigned jitter_us, int steps) {
     RECORD(dp[r], summed[r]);
     WAIT(c[r], summed[r]);
     if (r == 0) {
+      WAIT(in[r], copied[r]); /* before its x is overwritten */
       RECV(from[r], in[r], x[r], N, 5);
     }
   }
