@@ -25,66 +25,12 @@
 #define A_BLOCK_BYTES (256 * 1024)
 _Static_assert(A_BLOCK_BYTES + B_BLOCK_BYTES == KERNEL_SCRATCH_BYTES, "see kernels.h");
 
-/* MR * NV sums, NV vectors of B and one of A fit the registers: 32 of AVX-512, 16 before it. */
-#if defined(__AVX512F__)
-#define MR 8
-#define NV 3
-#else
-#define MR 4
-#define NV 3
-#endif
-
-/* Part i of 'total' cut into 'parts' nearly equal ones starts here. */
-static int64_t part_start(int64_t total, int64_t parts, int64_t i) { return total * i / parts; }
-static int64_t parts_of(int64_t total, int64_t most) { return (total + most - 1) / most; }
-
 #include "both.h"
 
 #else
 
-#define LANES ((int64_t)(VECTOR_BYTES / sizeof(REAL)))
-#define VEC FN(Vec)
-#define VEC_U FN(VecUnaligned)
-typedef REAL VEC __attribute__((vector_size(VECTOR_BYTES)));
-typedef REAL VEC_U __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(REAL)), may_alias));
-
-/* ---- packing ----------------------------------------------------------------------------------- */
-
-#include "transpose.h"
-
-/* dst[p * width + j] = src[p * ld + j] for j < n, zero up to width. */
-ALWAYS_INLINE void FN(pack_rows)(int64_t kc, int64_t n, int64_t width, const REAL *src, int64_t ld,
-                                 REAL *restrict dst) {
-  for (int64_t p = 0; p < kc; p++, src += ld, dst += width) {
-    int64_t j = 0;
-    for (; j + LANES <= n; j += LANES) *(VEC_U *)(dst + j) = *(const VEC_U *)(src + j);
-    for (; j < n; j++) dst[j] = src[j];
-    for (; j < width; j++) dst[j] = 0;
-  }
-}
-
-/* dst[p * width + j] = src[j * ld + p] for j < n, zero up to width. */
-static void FN(pack_columns)(int64_t kc, int64_t n, int64_t width, const REAL *src, int64_t ld,
-                             REAL *restrict dst) {
-  int64_t j = 0;
-  for (; j + TRANSPOSE <= n; j += TRANSPOSE) {
-    int64_t p = 0;
-    for (; p + TRANSPOSE <= kc; p += TRANSPOSE)
-      FN(transpose)(src + j * ld + p, ld, dst + p * width + j, width);
-    for (; p < kc; p++)
-      for (int64_t i = 0; i < TRANSPOSE; i++) dst[p * width + j + i] = src[(j + i) * ld + p];
-  }
-  for (; j + 4 <= n; j += 4) {
-    int64_t p = 0;
-    for (; p + 4 <= kc; p += 4) FN(transpose4)(src + j * ld + p, ld, dst + p * width + j, width);
-    for (; p < kc; p++)
-      for (int64_t i = 0; i < 4; i++) dst[p * width + j + i] = src[(j + i) * ld + p];
-  }
-  for (; j < n; j++)
-    for (int64_t p = 0; p < kc; p++) dst[p * width + j] = src[j * ld + p];
-  for (; j < width; j++)
-    for (int64_t p = 0; p < kc; p++) dst[p * width + j] = 0;
-}
+#include "panel.h"
+#include "tile.h"
 
 static void FN(pack)(bool columns, int64_t kc, int64_t n, int64_t width, const REAL *src, int64_t ld,
                      REAL *dst) {
@@ -104,39 +50,11 @@ static void FN(pack)(bool columns, int64_t kc, int64_t n, int64_t width, const R
 typedef void FN(Micro)(int64_t kc, const REAL *a, const REAL *b, REAL *c, int64_t ldc,
                        const REAL *start, int64_t ld_start);
 
-ALWAYS_INLINE void FN(micro)(const int rows, const int vectors, int64_t kc, const REAL *restrict a,
-                             const REAL *restrict b, REAL *c, int64_t ldc, const REAL *start,
-                             int64_t ld_start) {
-  VEC sum[MR][NV];
-#pragma GCC unroll 16
-  for (int i = 0; i < rows; i++)
-#pragma GCC unroll 16
-    for (int v = 0; v < vectors; v++) sum[i][v] = (VEC){0};
-  for (int64_t p = 0; p < kc; p++) {
-    VEC row[NV];
-#pragma GCC unroll 16
-    for (int v = 0; v < vectors; v++) row[v] = ((const VEC *)b)[v];
-#pragma GCC unroll 16
-    for (int i = 0; i < rows; i++)
-#pragma GCC unroll 16
-      for (int v = 0; v < vectors; v++) sum[i][v] += a[i] * row[v];
-    a += rows;
-    b += vectors * LANES;
-  }
-#pragma GCC unroll 16
-  for (int i = 0; i < rows; i++)
-#pragma GCC unroll 16
-    for (int v = 0; v < vectors; v++) {
-      VEC out = sum[i][v];
-      if (start != NULL) out = *(const VEC_U *)(start + i * ld_start + v * LANES) + out;
-      *(VEC_U *)(c + i * ldc + v * LANES) = out;
-    }
-}
-
 #define MICRO(rows, vectors)                                                                       \
   static void FN(micro_##rows##x##vectors)(int64_t kc, const REAL *a, const REAL *b, REAL *c,      \
                                            int64_t ldc, const REAL *start, int64_t ld_start) {     \
-    FN(micro)(rows, vectors, kc, a, b, c, ldc, start, ld_start);                                   \
+    FN(tile)(rows, vectors, kc, a, 1, rows, b, vectors * LANES, c, ldc, start, ld_start, NULL,     \
+             NULL);                                                                                \
   }
 #define MICROS(rows) MICRO(rows, 1) MICRO(rows, 2) MICRO(rows, 3)
 MICROS(1) MICROS(2) MICROS(3) MICROS(4)
@@ -235,10 +153,5 @@ void FN(gemm)(const Gemm *g, void *scratch) {
     }
   }
 }
-
-#undef LANES
-#undef VEC
-#undef VEC_U
-#undef TRANSPOSE
 
 #endif

@@ -36,6 +36,20 @@
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
+/* Tiles of products: MR * NV sums, NV vectors of B and one of A fit the registers, 32 of AVX-512, 16
+ * before it. */
+#if defined(__AVX512F__)
+#define MR 8
+#define NV 3
+#else
+#define MR 4
+#define NV 3
+#endif
+
+/* Part i of 'total' cut into 'parts' nearly equal ones starts here. */
+static inline int64_t part_start(int64_t total, int64_t parts, int64_t i) { return total * i / parts; }
+static inline int64_t parts_of(int64_t total, int64_t most) { return (total + most - 1) / most; }
+
 static inline int64_t min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Every kernel of this instruction set: gemm_f32_v3, ... */

@@ -1,4 +1,4 @@
-/* transpose.h - square blocks of REAL transposed in registers, for gemm.c. No include guard.
+/* transpose.h - square blocks of REAL transposed in registers, for panel.h. No include guard.
  *
  *   transpose4: 4 x 4;  transpose: TRANSPOSE x TRANSPOSE, 8 x 8 floats or 4 x 4 doubles
  *
@@ -35,6 +35,7 @@ ALWAYS_INLINE void FN(transpose4)(const REAL *src, int64_t ld_src, REAL *dst, in
 #endif
 }
 
+#undef TRANSPOSE
 #ifdef REAL_IS_DOUBLE
 #define TRANSPOSE 4
 ALWAYS_INLINE void FN(transpose)(const REAL *src, int64_t ld_src, REAL *dst, int64_t ld_dst) {
