@@ -29,6 +29,37 @@ typedef struct Gemm {
 /* Working space of a gemm: so many bytes, aligned to 64, for each thread that computes. */
 #define KERNEL_SCRATCH_BYTES ((size_t)768 * 1024)
 
+/* Element (sample, position, head, i) of an array lies at sample * .sample + position * .position +
+ * head * .head + i. */
+typedef struct HeadSteps {
+  int64_t sample, position, head;
+} HeadSteps;
+
+/* y = softmax(scale q k^T) v for each sample and head; all counts >= 1, kv_heads divides heads. */
+typedef struct Attention {
+  int64_t samples, queries, keys; /* queries and keys: of one sample */
+  int64_t heads, kv_heads;        /* head h reads key/value head h / (heads / kv_heads) */
+  int64_t width;                  /* of a head */
+  double scale;                   /* > 0 */
+  bool causal;                    /* a query sees the keys up to its own position only */
+  int64_t query_position, key_position; /* of the first query and key in the whole sequence */
+  const void *q;                  /* queries, heads */
+  const void *k, *v;              /* keys, kv_heads */
+  void *y;                        /* queries, heads */
+  void *lse;                      /* [sample][head][query]: log of the sum of exp(scores); a query
+                                     that sees no key has -inf, and y 0 */
+  HeadSteps q_step, k_step, v_step, y_step;
+} Attention;
+
+/* Its gradients. A query's part in dk and dv is added in order of the heads and then of the queries. */
+typedef struct AttentionGrad {
+  const Attention *t;             /* y and lse as the forward pass left them */
+  const void *dy;
+  void *dq, *dk, *dv;             /* NULL: not wanted */
+  HeadSteps dy_step, dq_step, dk_step, dv_step;
+  bool add_dq, add_dk, add_dv;
+} AttentionGrad;
+
 /* One step of AdamW (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019). */
 typedef struct AdamwStep {
   double lr, grad_scale, weight_decay, beta[2], eps;
@@ -123,6 +154,11 @@ typedef struct DropoutMask {
   KERNEL(void, cross_entropy_grad, (int64_t rows, int64_t classes, const void *logits,             \
                                     const int32_t *targets, int64_t ignore, double factor,         \
                                     void *dlogits, bool add))                                      \
+  /* pairs first .. end - 1, pair = sample * heads + head; scratch as for gemm */                  \
+  KERNEL(void, attention, (const Attention *t, int64_t first, int64_t end, void *scratch))         \
+  /* pairs first .. end - 1, pair = sample * kv_heads + kv_head */                                 \
+  KERNEL(void, attention_grad,                                                                     \
+         (const AttentionGrad *g, int64_t first, int64_t end, void *scratch))                      \
   /* optimizers: u = grad_scale * g + weight_decay * w; m NULL: w -= lr u;                          \
      otherwise m = momentum * m + u, w -= lr m */                                                  \
   KERNEL(void, sgd, (int64_t n, void *w, const void *g, void *m, double lr, double grad_scale,     \
