@@ -35,6 +35,19 @@ typedef struct HeadSteps {
   int64_t sample, position, head;
 } HeadSteps;
 
+/* Rotary position embedding. Numbers i and i + width / 2 of a head turn by the angle
+ * position * base^(-2 i / width); width is even, positions are from 0 to a million. */
+typedef struct Rope {
+  int64_t samples, positions, heads, width;
+  int64_t position; /* of the first, in the whole sequence */
+  double base;
+  bool backward;    /* turn back: x is the gradient of the output */
+  bool add;         /* add to y instead of writing it */
+  const void *x;
+  void *y;          /* may be x, with the same steps */
+  HeadSteps x_step, y_step;
+} Rope;
+
 /* y = softmax(scale q k^T) v for each sample and head; all counts >= 1, kv_heads divides heads. */
 typedef struct Attention {
   int64_t samples, queries, keys; /* queries and keys: of one sample */
@@ -154,6 +167,7 @@ typedef struct DropoutMask {
   KERNEL(void, cross_entropy_grad, (int64_t rows, int64_t classes, const void *logits,             \
                                     const int32_t *targets, int64_t ignore, double factor,         \
                                     void *dlogits, bool add))                                      \
+  KERNEL(void, rope, (const Rope *r))                                                              \
   /* pairs first .. end - 1, pair = sample * heads + head; scratch as for gemm */                  \
   KERNEL(void, attention, (const Attention *t, int64_t first, int64_t end, void *scratch))         \
   /* pairs first .. end - 1, pair = sample * kv_heads + kv_head */                                 \
