@@ -7,10 +7,10 @@ local check = require "piper.check"
 local M = {}
 
 ---@alias piper.Index integer|integer[]|"*"|false
----@alias piper.Filter table<string, piper.Index|string>  tag -> index; PASS -> "F", "B", "BI", "BW"
+---@alias piper.Filter table<string, piper.Index|string>  tag -> index; PASS -> "F", "B", "BI", "BW", "R"
 
 ---@class piper.Directive
----@field op "place"|"replicate"|"split"|"order"
+---@field op "place"|"replicate"|"split"|"recompute"|"order"
 ---@field line? string "train.lua:12", set by the library
 
 ---@class piper.Strategy
@@ -18,7 +18,7 @@ local M = {}
 local Strategy = {}
 Strategy.__index = Strategy
 
-local PASSES = { "F", "B", "BI", "BW" }
+local PASSES = { "F", "B", "BI", "BW", "R" }
 
 -- The form of a filter; what it matches is known when a model is compiled. Returns a copy.
 local function filter_copy(where, filter)
@@ -134,6 +134,7 @@ local FIELDS = {
     { "bucket_size", "mebibytes", OPTIONAL },
   },
   split = { { "filter", "filter", {} }, { "dim_name", "dim_name", "MB" }, { "num_microbatches", "count" } },
+  recompute = { { "filter", "filter" } },
   order = { { "filters", "groups" } },
 }
 
@@ -191,6 +192,12 @@ function Strategy:replicate(spec) append(self, "replicate", spec, check.here()) 
 ---@param spec { filter?: piper.Filter, dim_name?: string, num_microbatches: integer }  dim_name
 ---(default "MB") is the tag that counts the pieces
 function Strategy:split(spec) append(self, "split", spec, check.here()) return self end
+
+---Keeps of matched chunks only their inputs, and runs their forward pass again (R) before their
+---backward pass: less memory for more time. R may be named in an order, and otherwise runs just
+---before the backward pass that needs it.
+---@param spec { filter: piper.Filter }
+function Strategy:recompute(spec) append(self, "recompute", spec, check.here()) return self end
 
 ---Group after group on one device set; a group is a filter, or a list of filters whose nodes may
 ---overlap with one another.

@@ -129,14 +129,8 @@ static void read_groups(lua_State *L, Arena *arena, Directive *d) {
 }
 
 static DirectiveKind read_kind(lua_State *L, const char *op) {
-  static const char *const NAMES[] = {
-      [DIRECTIVE_PLACE] = "place",
-      [DIRECTIVE_REPLICATE] = "replicate",
-      [DIRECTIVE_SPLIT] = "split",
-      [DIRECTIVE_ORDER] = "order",
-  };
-  for (int k = 0; k < (int)(sizeof NAMES / sizeof *NAMES); k++)
-    if (strcmp(op, NAMES[k]) == 0) return (DirectiveKind)k;
+  for (int k = 0; k < DIRECTIVE_KIND_COUNT; k++)
+    if (strcmp(op, DIRECTIVE_NAME[k]) == 0) return (DirectiveKind)k;
   luaL_error(L, "compile: \"%s\" is not a directive", op);
   return DIRECTIVE_PLACE;
 }

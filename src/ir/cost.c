@@ -25,7 +25,8 @@ static double compute_seconds(const CostTable *t, Programs *programs, const Dag 
   const uint32_t size = devsets_size(d->devsets, d->devs[n.i]);
   const int64_t samples = (d->hi[n.i] - d->lo[n.i]) / (size > 0 ? size : 1);
   uint32_t id;
-  if (programs_chunk(programs, (ChunkId){d->chunk[n.i]}, (Pass)d->pass[n.i], samples, &id, NULL) !=
+  if (programs_chunk(programs, (ChunkId){d->chunk[n.i]}, (Pass)d->pass[n.i],
+                     dag_program_mode(d, n), samples, &id, NULL) !=
       PIPER_OK)
     return 0;
   return program_seconds(t, programs, id);

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-const char *const PASS_NAME[PASS_COUNT] = {"", "F", "B", "BI", "BW"};
+const char *const PASS_NAME[PASS_COUNT] = {"", "F", "B", "BI", "BW", "R"};
 
 const char *const NODE_KIND_NAME[NODE_KIND_COUNT] = {
     "",
@@ -27,7 +27,7 @@ const bool NODE_KIND_COMMUNICATES[NODE_KIND_COUNT] = {
 // clang-format off
 #define NODE_FIELDS(X)                                                                             \
   X(kind) X(pass) X(chunk) X(bucket) X(tensor) X(devs) X(src_devs) X(lo) X(hi) X(src_lo) X(src_hi) \
-  X(stream) X(tags) X(mb) X(line) X(group) X(member) X(order_of)
+  X(stream) X(tags) X(mb) X(line) X(group) X(member) X(order_of) X(recompute)
 // clang-format on
 
 /* Ids, 0 = free; n is a power of two, at most half of the slots are taken. */
@@ -293,7 +293,7 @@ static void put_stage(Out *o, const Dag *d, ChunkId c) {
 }
 
 static char pass_letter(unsigned pass) {
-  static const char letters[PASS_COUNT] = {'?', 'F', 'B', 'I', 'W'};
+  static const char letters[PASS_COUNT] = {'?', 'F', 'B', 'I', 'W', 'R'};
   return pass < PASS_COUNT ? letters[pass] : '?';
 }
 

@@ -31,8 +31,8 @@ typedef enum NodeKind {
   NODE_KIND_COUNT
 } NodeKind;
 
-typedef enum Pass { PASS_NONE, PASS_F, PASS_B, PASS_BI, PASS_BW, PASS_COUNT } Pass;
-extern const char *const PASS_NAME[PASS_COUNT];   /* "F", "B", "BI", "BW" */
+typedef enum Pass { PASS_NONE, PASS_F, PASS_B, PASS_BI, PASS_BW, PASS_R, PASS_COUNT } Pass;
+extern const char *const PASS_NAME[PASS_COUNT];   /* "F", "B", "BI", "BW", "R" */
 extern const char *const NODE_KIND_NAME[NODE_KIND_COUNT];
 extern const bool NODE_KIND_COMMUNICATES[NODE_KIND_COUNT];
 
@@ -108,6 +108,8 @@ typedef struct Dag {
   uint32_t *group;     /* order: 1 + index of its group within its order directive; 0: none */
   uint32_t *member;    /* order: index within that group */
   uint32_t *order_of;  /* order: 1 + index of the order directive; 0: none */
+  uint32_t *recompute; /* COMPUTE: 1 where the chunk's F keeps nothing for this microbatch, and R
+                          computes it again; the same for its F, R and backward passes */
 
   VEC(Edge) edges;     /* element 0 unused */
   VEC(Tensor) tensors; /* element 0 unused; interned by dag_tensor */

@@ -15,6 +15,7 @@
  *
  *   samples=LO:HI     the interval [LO, HI)
  *   devs=0-3,8        a list of ranks, "1,0" if it does not ascend
+ *   recompute         1: its chunk is computed again before its backward pass
  *   order, group      as in dag->order_of and dag->group: they count from 1
  *   tensors           v7, grad(v7,2) (value, consuming chunk), saved(2), kept(2), bucket(1), metrics,
  *                     and - for none
@@ -196,6 +197,7 @@ static const Field FIELDS[] = {
     {"order",       F_NUMBER,  AT(order_of), 0},
     {"group",       F_NUMBER,  AT(group),    0},
     {"member",      F_NUMBER,  AT(member),   0},
+    {"recompute",   F_NUMBER,  AT(recompute), 0},
     {"line",        F_LINE,    AT(line),     0},
 };
 #undef AT

@@ -71,7 +71,13 @@ static ChunkId producer_of(const Verifier *v, ValueId value) {
 static bool is_compute(const Verifier *v, uint32_t n, unsigned passes) {
   return v->d->kind[n] == NODE_COMPUTE && (passes >> v->d->pass[n] & 1) != 0;
 }
-enum { F = 1u << PASS_F, B = 1u << PASS_B, BI = 1u << PASS_BI, BW = 1u << PASS_BW };
+enum {
+  F = 1u << PASS_F,
+  B = 1u << PASS_B,
+  BI = 1u << PASS_BI,
+  BW = 1u << PASS_BW,
+  R = 1u << PASS_R
+};
 
 /* ---- ids --------------------------------------------------------------------------------------- */
 
@@ -214,7 +220,7 @@ static bool makes(const Verifier *v, const Edge *e, const Tensor *t) {
   case TENSOR_GRAD:
     return moves || (is_compute(v, n, B | BI) && d->chunk[n] == t->chunk.i);
   case TENSOR_SAVED:
-    return is_compute(v, n, F) && d->chunk[n] == t->chunk.i;
+    return is_compute(v, n, F | R) && d->chunk[n] == t->chunk.i;
   case TENSOR_KEPT:
     return is_compute(v, n, BI) && d->chunk[n] == t->chunk.i;
   case TENSOR_BUCKET:
@@ -239,8 +245,9 @@ static bool takes(const Verifier *v, const Edge *e, const Tensor *t) {
     return moves || is_compute(v, n, F); /* which values: check_arrivals */
   case TENSOR_GRAD:
     return moves || (is_compute(v, n, B | BI) && d->chunk[n] == producer_of(v, t->value).i);
-  case TENSOR_SAVED:
-    return is_compute(v, n, B | BI | BW) && d->chunk[n] == t->chunk.i;
+  case TENSOR_SAVED: /* through R where the chunk is recomputed */
+    return is_compute(v, n, d->recompute[e->src] && is_compute(v, e->src, F) ? R : B | BI | BW) &&
+           d->chunk[n] == t->chunk.i;
   case TENSOR_KEPT:
     return is_compute(v, n, BW) && d->chunk[n] == t->chunk.i;
   case TENSOR_BUCKET:
@@ -259,6 +266,9 @@ static bool takes(const Verifier *v, const Edge *e, const Tensor *t) {
 static PiperStatus check_kept(Verifier *v, const Edge *e) {
   const Dag *d = v->d;
   const uint32_t a = e->src, b = e->dst;
+  if (d->recompute[a] != d->recompute[b])
+    return BROKEN(v, "only one of %s and %s is of a chunk that is recomputed", node_name(v, a),
+                  node_name(v, b));
   if (d->lo[a] == d->lo[b] && d->hi[a] == d->hi[b] && d->devs[a] == d->devs[b] &&
       d->mb[a] == d->mb[b])
     return PIPER_OK;

@@ -20,9 +20,8 @@ typedef enum ProgramKind {
 } ProgramKind;
 
 typedef struct ProgramKey {
-  uint32_t kind, pass;
+  uint32_t kind, pass, mode;
   uint32_t id; /* chunk or bucket */
-  uint32_t pad;
   int64_t samples;
 } ProgramKey;
 
@@ -276,6 +275,9 @@ static void build_any(ProgramBuild *b, const ProgramKey *key) {
   case PASS_BW:
     build_backward(b, CLASS_BW);
     return;
+  case PASS_R:
+    build_again(b);
+    return;
   case PASS_NONE:
   case PASS_COUNT:
     break;
@@ -322,6 +324,7 @@ static PiperStatus intern_program(Programs *p, ProgramKey key, uint32_t *id, Pip
                     .dtype = p->spec.dtype,
                     .float_bytes = dtype_bytes(p->spec.dtype),
                     .chunk = {key.kind == PROGRAM_CHUNK ? key.id : 0},
+                    .mode = (ProgramMode)key.mode,
                     .samples = key.samples};
   Program *program = arena_alloc(p->arena, 1, sizeof *program);
   if (program == NULL) return err_nomem(err, "programs");
@@ -343,11 +346,20 @@ static PiperStatus intern_program(Programs *p, ProgramKey key, uint32_t *id, Pip
   return PIPER_OK;
 }
 
-PiperStatus programs_chunk(Programs *p, ChunkId chunk, Pass pass, int64_t samples, uint32_t *id,
-                           PiperErr *err) {
-  return intern_program(
-      p, (ProgramKey){.kind = PROGRAM_CHUNK, .pass = pass, .id = chunk.i, .samples = samples}, id,
-      err);
+ProgramMode dag_program_mode(const Dag *d, NodeId n) {
+  if (!d->recompute[n.i]) return PROGRAM_KEEP;
+  return d->pass[n.i] == PASS_F ? PROGRAM_LEAN : PROGRAM_AGAIN;
+}
+
+PiperStatus programs_chunk(Programs *p, ChunkId chunk, Pass pass, ProgramMode mode, int64_t samples,
+                           uint32_t *id, PiperErr *err) {
+  return intern_program(p,
+                        (ProgramKey){.kind = PROGRAM_CHUNK,
+                                     .pass = pass,
+                                     .mode = mode,
+                                     .id = chunk.i,
+                                     .samples = samples},
+                        id, err);
 }
 
 PiperStatus programs_norm(Programs *p, BucketId bucket, uint32_t *id, PiperErr *err) {
@@ -366,9 +378,9 @@ const ProgramSpec *programs_spec(const Programs *p) { return &p->spec; }
 const Program *programs_at(const Programs *p, uint32_t id) { return p->programs.at[id]; }
 uint32_t programs_count(const Programs *p) { return (uint32_t)p->programs.n - 1; }
 
-OpCost programs_cost(Programs *p, ChunkId chunk, Pass pass, int64_t samples) {
+OpCost programs_cost(Programs *p, ChunkId chunk, Pass pass, ProgramMode mode, int64_t samples) {
   uint32_t id;
-  if (programs_chunk(p, chunk, pass, samples, &id, NULL) != PIPER_OK) return (OpCost){0};
+  if (programs_chunk(p, chunk, pass, mode, samples, &id, NULL) != PIPER_OK) return (OpCost){0};
   return (OpCost){.flops = p->programs.at[id]->flops, .bytes = p->programs.at[id]->bytes};
 }
 

@@ -70,9 +70,19 @@ typedef struct Programs Programs;
 PiperStatus programs_new(const ProgramSpec *spec, Programs **out, PiperErr *err);
 void programs_free(Programs *p); /* NULL is fine */
 
+/* How a chunk's forward values are kept. */
+typedef enum ProgramMode {
+  PROGRAM_KEEP,  /* F keeps what the backward passes read */
+  PROGRAM_LEAN,  /* F alone: it keeps nothing */
+  PROGRAM_AGAIN, /* recomputed: R, from the chunk's inputs, keeps what the backward passes read, the
+                    chunk's own outputs among it, and hands nothing to other chunks */
+} ProgramMode;
+
+ProgramMode dag_program_mode(const Dag *d, NodeId n); /* of a COMPUTE node */
+
 /* Ids start at 1 and are dense. 'samples' is the size of one device's part. */
-PiperStatus programs_chunk(Programs *p, ChunkId chunk, Pass pass, int64_t samples, uint32_t *id,
-                           PiperErr *err);
+PiperStatus programs_chunk(Programs *p, ChunkId chunk, Pass pass, ProgramMode mode, int64_t samples,
+                           uint32_t *id, PiperErr *err);
 PiperStatus programs_norm(Programs *p, BucketId bucket, uint32_t *id, PiperErr *err);
 PiperStatus programs_update(Programs *p, BucketId bucket, uint32_t *id, PiperErr *err);
 /* Writes zeros to gradients of the bucket that no instruction of a rank writes. */
@@ -83,6 +93,6 @@ uint32_t programs_count(const Programs *p);
 
 /* What one node costs on one of its devices: that of its program, which is built for it. Zeros when
  * that fails; programs_chunk then says why. */
-OpCost programs_cost(Programs *p, ChunkId chunk, Pass pass, int64_t samples);
+OpCost programs_cost(Programs *p, ChunkId chunk, Pass pass, ProgramMode mode, int64_t samples);
 
 #endif

@@ -30,6 +30,7 @@ typedef struct ChunkValue {
   uint8_t readers;     /* classes of the gradient calls that read the value */
   uint32_t n_reads;    /* times that gradient calls read it */
   bool over; /* the OPF_OVER gradient of an op is among the contributions to its gradient */
+  bool wanted;         /* PROGRAM_AGAIN: R has to compute it */
   bool kept;           /* CLASS_BI, and some call of CLASS_BW reads its gradient */
   ValueId owner;       /* the output in whose binding the group lies; 0: none */
   uint32_t first_incoming, last_incoming; /* ChunkLayout.incoming; 0: none */
@@ -61,6 +62,7 @@ typedef struct ProgramBuild {
   DType dtype;
   size_t float_bytes;
   ChunkId chunk;
+  ProgramMode mode;
   int64_t samples;
   VEC(ChunkValue) values;     /* element 0 unused */
   VEC(Incoming) incoming;     /* element 0 unused */
@@ -114,6 +116,7 @@ static inline bool grad_over_value(const ChunkValue *root) {
 /* ---- the programs ---------------------------------------------------------------------------- */
 
 void build_forward(ProgramBuild *b);
+void build_again(ProgramBuild *b);
 void build_backward(ProgramBuild *b, int classes);
 void build_norm(ProgramBuild *b, BucketId bucket);
 void build_update(ProgramBuild *b, BucketId bucket);

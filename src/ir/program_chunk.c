@@ -13,6 +13,10 @@
  * output gets a copy, which only its consumers in other chunks read. Nothing here depends on the
  * pass, so F, B, BI and BW agree about offsets.
  *
+ * Of a chunk that is recomputed nothing is kept but its inputs: its F has all but the outputs in
+ * workspace (PROGRAM_LEAN), and R and the backward passes have no outputs, which lie where other
+ * values lie (PROGRAM_AGAIN).
+ *
  * Classes. The gradient of a value is CLASS_BI when gradient flows from it to an input of the chunk
  * that needs one, otherwise CLASS_BW: parameters, what depends on parameters only, and all of a
  * chunk whose inputs need no gradients. A gradient of CLASS_BI is computed from gradients of
@@ -47,7 +51,7 @@ static void mark_outputs(ProgramBuild *b) {
     const ValueId v = {b->graph->chunk_values.at[c->out_first + i]};
     b->values.at[build_find(b, v)].output = true;
     ChunkValue *root = build_root(b, v);
-    if (root->computed && root->owner.i == 0) root->owner = v;
+    if (root->computed && root->owner.i == 0 && b->mode != PROGRAM_AGAIN) root->owner = v;
     uint32_t n;
     const uint32_t *readers = build_grad_readers(b, v, &n);
     for (uint32_t j = 0; j < n; j++) {
@@ -177,6 +181,7 @@ Place build_value(ProgramBuild *b, ValueId v) {
   }
   if (root->owner.i != 0)
     return build_place(b, (Binding){.kind = BIND_VALUE, .value = root->owner}, 0);
+  if (b->mode == PROGRAM_LEAN) return build_temp(b, &root->temp, root->value);
   if (root->readers & CLASS_BW)
     return build_place(b, (Binding){.kind = BIND_SAVED_W}, root->saved_at);
   if (root->readers != 0) return build_place(b, (Binding){.kind = BIND_SAVED_I}, root->saved_at);

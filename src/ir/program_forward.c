@@ -1,5 +1,8 @@
 /* The forward pass of a chunk: its ops in trace order. A RESHAPE is a call only where it has to copy
- * (program_chunk.c says where), and a loss is handed to the metrics as soon as it is known. */
+ * (program_chunk.c says where), and a loss is handed to the metrics as soon as it is known.
+ *
+ * R, the forward pass once more, runs only the ops that the backward passes need; it neither copies
+ * outputs nor counts losses a second time. */
 #include "ir/program_build.h"
 
 static bool needs_copy(const ProgramBuild *b, ValueId out) {
@@ -42,6 +45,30 @@ static void add_to_metrics(ProgramBuild *b, ValueId value, uint32_t loss) {
   call->accumulate = true; /* the host zeroes the metrics before each step */
   build_arg(b, 0, from, value, BIND_READ);
   build_arg_flat(b, 1, to, DT_F64, 1, BIND_READ | BIND_WRITE);
+}
+
+/* What the backward passes read, and what it is computed from. Groups of RESHAPEs are one value. */
+static void find_wanted(ProgramBuild *b) {
+  const Chunk *c = graph_chunk(b->graph, b->chunk);
+  for (uint32_t i = 1; i < b->values.n; i++) b->values.at[i].wanted = b->values.at[i].readers != 0;
+  for (uint32_t o = c->end_op; o-- > c->first_op;) {
+    const Op *op = graph_op(b->graph, (OpId){o});
+    const bool wanted =
+        build_root(b, op->out)->wanted || (op->aux.i != 0 && build_root(b, op->aux)->wanted);
+    for (int i = 0; i < 3 && wanted; i++)
+      if (op->in[i].i != 0) build_root(b, op->in[i])->wanted = true;
+  }
+}
+
+void build_again(ProgramBuild *b) {
+  const Chunk *c = graph_chunk(b->graph, b->chunk);
+  find_wanted(b);
+  for (uint32_t o = c->first_op; o < c->end_op && b->failed == PIPER_OK; o++) {
+    const Op *op = graph_op(b->graph, (OpId){o});
+    if (op_is_view(op)) continue;
+    if (build_root(b, op->out)->wanted || (op->aux.i != 0 && build_root(b, op->aux)->wanted))
+      run_op(b, (OpId){o});
+  }
 }
 
 void build_forward(ProgramBuild *b) {

@@ -5,8 +5,10 @@
 #include "ir/filter.h"
 
 typedef enum DirectiveKind {
-  DIRECTIVE_PLACE, DIRECTIVE_REPLICATE, DIRECTIVE_SPLIT, DIRECTIVE_ORDER
+  DIRECTIVE_PLACE, DIRECTIVE_REPLICATE, DIRECTIVE_SPLIT, DIRECTIVE_ORDER, DIRECTIVE_RECOMPUTE,
+  DIRECTIVE_KIND_COUNT
 } DirectiveKind;
+extern const char *const DIRECTIVE_NAME[DIRECTIVE_KIND_COUNT];
 
 /* Members of a group may overlap with one another; the next group waits for all of them. */
 typedef struct OrderGroup {
@@ -17,7 +19,7 @@ typedef struct OrderGroup {
 typedef struct Directive {
   DirectiveKind kind;
   const char *line;       /* "train.lua:12" */
-  Filter filter;          /* place, replicate, split */
+  Filter filter;          /* place, replicate, split, recompute */
   const int32_t *devices; /* place, replicate */
   uint32_t n_devices;
   const char *stream;     /* place: of the transfers that leave; NULL: "pp_stream" */

@@ -2,7 +2,7 @@
  *
  * requires  every node placed
  * ensures   group, member and order_of of each named node; every node of a group before every node
- *           of the next. Where k sinks of a group meet l sources of the next there are k * l edges,
+ *           of the next; an R that is not named just before its backward pass. Where k sinks of a group meet l sources of the next there are k * l edges,
  *           or k + l through a JOIN where that is fewer. The DAG is acyclic
  * breaks    nothing
  * on error  the DAG may be half rewritten: drop it
@@ -47,6 +47,7 @@ typedef struct Orderer {
   bool wide;                    /* some group has several nodes ... */
   bool wide_member;             /* ... and so has some member */
   bool *has_before, *has_after; /* by node: a data edge from, to, its own group */
+  uint32_t *again;              /* by backward node: its R, where no order names that; NULL: none */
 } Orderer;
 
 static const Directive *directive_of(const Orderer *w, const Order *o) {
@@ -176,7 +177,7 @@ static PiperStatus check_complete(Orderer *w, PiperErr *err) {
       named[d->chunk[n]] = order + 1;
   }
   for (uint32_t n = 1; st == PIPER_OK && n < d->n; n++) {
-    if (d->kind[n] != NODE_COMPUTE || named[d->chunk[n]] == 0) continue;
+    if (d->kind[n] != NODE_COMPUTE || named[d->chunk[n]] == 0 || d->pass[n] == PASS_R) continue;
     const uint32_t first = named[d->chunk[n]] - 1;
     const uint32_t schedule = directive_of(w, &w->orders.at[first])->schedule;
     if (d->order_of[n] != 0 &&
@@ -251,7 +252,7 @@ static void left_add(Left *to, Left more) {
 
 /* On a path of an order, a compute node that it does not name. */
 static bool is_outside(const Dag *d, uint32_t n, uint32_t order) {
-  return d->kind[n] == NODE_COMPUTE && d->order_of[n] != order + 1;
+  return d->kind[n] == NODE_COMPUTE && d->pass[n] != PASS_R && d->order_of[n] != order + 1;
 }
 
 /* Node v is reached from its own member through compute nodes outside the order: names such a path,
@@ -409,6 +410,42 @@ static bool join_groups(Orderer *w, const Order *o, const U32Vec *sinks, const U
   return true;
 }
 
+/* An R that no order names belongs to the group of its backward pass. */
+static bool add_again(const Orderer *w, const Group *group, U32Vec *sources) {
+  for (uint32_t i = group->first; w->again != NULL && i < group->end; i++) {
+    const uint32_t r = w->again[w->nodes.at[i]];
+    if (r != 0 && !vec_push(sources, r)) return false;
+  }
+  return true;
+}
+
+/* An R whose backward pass is not ordered either runs when that pass has its gradients: any earlier,
+ * and it would keep what it is there not to keep. */
+static bool wait_for_gradients(Dag *d, const uint32_t *again) {
+  for (size_t i = 1, n = d->edges.n; i < n; i++) {
+    const Edge e = d->edges.at[i];
+    if (e.kind != EDGE_DATA || d->tensors.at[e.tensor].kind != TENSOR_GRAD) continue;
+    const uint32_t r = again[e.dst];
+    if (r != 0 && d->order_of[e.dst] == 0 &&
+        dag_add_temporal(d, (NodeId){e.src}, (NodeId){r}, d->line[r]).i == 0)
+      return false;
+  }
+  return true;
+}
+
+static PiperStatus find_again(Orderer *w, PiperErr *err) {
+  const Dag *d = w->d;
+  for (size_t i = 1; i < d->edges.n; i++) {
+    const Edge *e = &d->edges.at[i];
+    if (d->pass[e->src] != PASS_R || d->order_of[e->src] != 0 || d->pass[e->dst] == PASS_BW)
+      continue;
+    if (w->again == NULL && (w->again = calloc(d->n, sizeof *w->again)) == NULL)
+      return err_nomem(err, "order");
+    w->again[e->dst] = e->src;
+  }
+  return PIPER_OK;
+}
+
 static PiperStatus add_edges(Orderer *w, PiperErr *err) {
   U32Vec sinks = {0}, sources = {0};
   if (w->wide) TRY(mark_inner_edges(w, err));
@@ -418,7 +455,8 @@ static PiperStatus add_edges(Orderer *w, PiperErr *err) {
     const Group *groups = w->groups.at + o->group_first;
     for (uint32_t g = 1; ok && g < directive_of(w, o)->n_groups; g++)
       ok = ends_of(w, &groups[g - 1], w->has_after, &sinks) &&
-           ends_of(w, &groups[g], w->has_before, &sources) && join_groups(w, o, &sinks, &sources);
+           ends_of(w, &groups[g], w->has_before, &sources) && add_again(w, &groups[g], &sources) &&
+           join_groups(w, o, &sinks, &sources);
   }
   vec_free(&sinks);
   vec_free(&sources);
@@ -444,12 +482,16 @@ PiperStatus pass_order(Dag *d, const Strategy *s, const PassOptions *opt, PiperE
   PiperStatus st = resolve(&w, err);
   if (st == PIPER_OK) st = check_complete(&w, err);
   if (st == PIPER_OK && w.wide_member) st = check_convex(&w, err);
+  if (st == PIPER_OK) st = find_again(&w, err);
   if (st == PIPER_OK) st = add_edges(&w, err);
+  if (st == PIPER_OK && w.again != NULL && !wait_for_gradients(d, w.again))
+    st = err_nomem(err, "order");
   if (st == PIPER_OK && w.orders.n > 0) st = check_acyclic(d, err);
   vec_free(&w.orders);
   vec_free(&w.groups);
   vec_free(&w.nodes);
   free(w.has_before);
   free(w.has_after);
+  free(w.again);
   return st;
 }

@@ -5,7 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const DIRECTIVE_NAME[] = {"place", "replicate", "split", "order"};
+const char *const DIRECTIVE_NAME[DIRECTIVE_KIND_COUNT] = {"place", "replicate", "split", "order",
+                                                          "recompute"};
 
 PiperStatus directive_fail(PiperErr *err, const Directive *x, const char *fmt, ...) {
   char text[PIPER_ERR_TEXT];

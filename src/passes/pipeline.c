@@ -29,6 +29,7 @@ static const struct Row {
     {"build",          pass_build,          0,                            0,            BUILT | ONLY_COMPUTE | FUSED},
     {"split",          pass_split,          BUILT | ONLY_COMPUTE | FUSED, 0,            0},
     {"split_backward", pass_split_backward, BUILT | ONLY_COMPUTE | FUSED, FUSED,        0},
+    {"recompute",      pass_recompute,      BUILT | ONLY_COMPUTE,         0,            0},
     {"place",          pass_place,          BUILT | ONLY_COMPUTE,         ONLY_COMPUTE, PLACED},
     {"replicate",      pass_replicate,      PLACED,                       ONLY_COMPUTE, BUCKETED},
     {"order",          pass_order,          PLACED,                       0,            ORDERED},

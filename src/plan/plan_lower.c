@@ -187,7 +187,8 @@ static PiperStatus node_program(Lower *w, uint32_t n) {
   uint32_t id = 0;
   if (d->kind[n] == NODE_COMPUTE) {
     const int64_t samples = (d->hi[n] - d->lo[n]) / devsets_size(d->devsets, d->devs[n]);
-    TRY(programs_chunk(w->plan->programs, chunk, (Pass)d->pass[n], samples, &id, w->err));
+    TRY(programs_chunk(w->plan->programs, chunk, (Pass)d->pass[n],
+                       dag_program_mode(d, (NodeId){n}), samples, &id, w->err));
   } else if (d->kind[n] == NODE_NORM) {
     TRY(programs_norm(w->plan->programs, (BucketId){d->bucket[n]}, &id, w->err));
   } else {

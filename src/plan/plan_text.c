@@ -142,7 +142,7 @@ static bool print_once(Actions *w, uint64_t key, bool *is_new) {
 }
 
 static bool put_act(Text *t, uint64_t key) {
-  static const char letters[PASS_COUNT] = {'?', 'F', 'B', 'I', 'W'};
+  static const char letters[PASS_COUNT] = {'?', 'F', 'B', 'I', 'W', 'R'};
   const uint32_t stage = (uint32_t)(key >> 40), mb = (uint32_t)key;
   if (stage == 0) return put(t, "-%c%u", letters[key >> 32 & 0xff], mb);
   return put(t, "%u%c%u", stage - 1, letters[key >> 32 & 0xff], mb);

@@ -164,7 +164,8 @@ static PiperStatus program_of(Verifier *v, const Instr *x, int64_t samples, uint
   const BucketId bucket = {d->bucket[x->node]};
   switch ((NodeKind)d->kind[x->node]) {
   case NODE_COMPUTE:
-    return programs_chunk(p, (ChunkId){d->chunk[x->node]}, (Pass)d->pass[x->node], samples, id,
+    return programs_chunk(p, (ChunkId){d->chunk[x->node]}, (Pass)d->pass[x->node],
+                          dag_program_mode(d, (NodeId){x->node}), samples, id,
                           v->err);
   case NODE_NORM:
     return programs_norm(p, bucket, id, v->err);

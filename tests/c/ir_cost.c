@@ -29,14 +29,14 @@ int main(void) {
 
   NodeId n = stages_compute(d, (ChunkId){1}, PASS_F, 0, 2);
   d->devs[n.i] = devs(d, 0, 1);
-  const OpCost one = programs_cost(p, (ChunkId){1}, PASS_F, 4);
+  const OpCost one = programs_cost(p, (ChunkId){1}, PASS_F, PROGRAM_KEEP, 4);
   ok(one.flops > 0 && one.bytes > 0, "a chunk has flops and bytes");
   is_near(cost_node(&t, p, d, n), 0.5 + one.bytes / 100, 1e-12, "slow memory: launch and bytes");
   CostTable slow = t;
   slow.flops_per_second = 1;
   is_near(cost_node(&slow, p, d, n), 0.5 + one.flops, 1e-12, "slow arithmetic: launch and flops");
   d->devs[n.i] = devs(d, 0, 2);
-  is_near(cost_node(&t, p, d, n), 0.5 + programs_cost(p, (ChunkId){1}, PASS_F, 2).bytes / 100,
+  is_near(cost_node(&t, p, d, n), 0.5 + programs_cost(p, (ChunkId){1}, PASS_F, PROGRAM_KEEP, 2).bytes / 100,
           1e-12, "two devices: half of the samples");
   n = stages_compute(d, (ChunkId){1}, PASS_BI, 0, 2);
   is_near(cost_node(&t, p, d, n), 0, 0, "a pass with nothing to do costs nothing");

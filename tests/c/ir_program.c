@@ -55,7 +55,7 @@ static const char *calls_text(const Program *p) {
 static const Program *chunk_program(Programs *p, uint32_t chunk, Pass pass, int64_t samples) {
   PiperErr err = {0};
   uint32_t id;
-  if (programs_chunk(p, (ChunkId){chunk}, pass, samples, &id, &err) != PIPER_OK) bail(err.text);
+  if (programs_chunk(p, (ChunkId){chunk}, pass, PROGRAM_KEEP, samples, &id, &err) != PIPER_OK) bail(err.text);
   return programs_at(p, id);
 }
 
@@ -126,8 +126,8 @@ static void stages(void) {
   ok(small != large, "programs of other numbers of samples differ");
   is_int(large->bindings[3].bytes, 64, "sizes follow the samples");
   is_int(large->calls[1].args[0].dim[0], 4, "so do shapes");
-  const OpCost c2 = programs_cost(p, (ChunkId){1}, PASS_B, 2),
-               c4 = programs_cost(p, (ChunkId){1}, PASS_B, 4);
+  const OpCost c2 = programs_cost(p, (ChunkId){1}, PASS_B, PROGRAM_KEEP, 2),
+               c4 = programs_cost(p, (ChunkId){1}, PASS_B, PROGRAM_KEEP, 4);
   ok(c2.flops > 0 && c4.flops == 2 * c2.flops, "flops follow the samples");
   programs_free(p);
 
@@ -139,7 +139,7 @@ static void stages(void) {
   p = programs_of(d, (OptimizerSpec){.kind = OPTIMIZER_NONE}, 0);
   if (programs_update(p, (BucketId){1}, &id, &err) != PIPER_OK) bail(err.text);
   is_int(programs_at(p, id)->n_calls, 0, "without optimizer an update does nothing");
-  const PiperStatus st = programs_chunk(p, (ChunkId){1}, PASS_F, INT64_MAX / 2, &id, &err);
+  const PiperStatus st = programs_chunk(p, (ChunkId){1}, PASS_F, PROGRAM_KEEP, INT64_MAX / 2, &id, &err);
   is_int(st, PIPER_EUSER, "a size that overflows is refused");
   ok(strstr(err.text, "too large") != NULL, "with words: %s", err.text);
   programs_free(p);

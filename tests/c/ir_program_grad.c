@@ -204,7 +204,7 @@ static bool writes_what_flows(const Step *s, const Program *p, uint32_t chunk) {
 static void run_program(Step *s, uint32_t chunk, Pass pass) {
   PiperErr err = {0};
   uint32_t id;
-  if (programs_chunk(s->programs, (ChunkId){chunk}, pass, s->hi - s->lo, &id, &err) != PIPER_OK)
+  if (programs_chunk(s->programs, (ChunkId){chunk}, pass, PROGRAM_KEEP, s->hi - s->lo, &id, &err) != PIPER_OK)
     bail(err.text);
   const Program *p = programs_at(s->programs, id);
   unsigned char **bases = calloc(p->n_bindings + 1, sizeof *bases);
