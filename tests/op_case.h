@@ -48,8 +48,17 @@ static inline bool case_operand_is_int(const OpCase *c, int i) {
 
 static inline bool case_is_joint(const OpCase *c) { return OP_INFO[c->op].flags & OPF_JOINT; }
 
-/* The auxiliary output: so many numbers for each row of operand 0. */
+/* The auxiliary output: of attention a number for each sample, head and query, otherwise so many for
+ * each row of operand 0. */
 static inline OpShape case_aux(const OpCase *c) {
+  if (c->op == OP_ATTENTION) {
+    const OpShape *q = &c->in[0];
+    OpShape aux = *q;
+    aux.rank--;
+    aux.dim[aux.rank - 1] = q->dim[q->rank - 3];
+    aux.dim[aux.rank - 2] = q->dim[q->rank - 2];
+    return aux;
+  }
   const int64_t each = c->op == OP_LAYERNORM ? 2 : 1;
   return (OpShape){2, {shape_count(&c->in[0]) / c->in[0].dim[c->in[0].rank - 1], each}};
 }
@@ -136,9 +145,39 @@ static inline void naive_stats(const OpCase *c, const long double *x, int64_t n,
   stats[1] = 1 / sqrtl(square + c->d0);
 }
 
+/* Row 'row' of attention ([sample][position][head]): y, and its log-sum-exp as the result. */
+static inline long double naive_attention(const OpCase *c, long double *const x[3], int64_t row,
+                                          long double *y) {
+  const OpShape *q = &c->in[0], *k = &c->in[1];
+  const int64_t width = q->dim[q->rank - 1], heads = q->dim[q->rank - 2];
+  const int64_t queries = q->dim[q->rank - 3];
+  const int64_t kv_heads = k->dim[k->rank - 2], keys = k->dim[k->rank - 3];
+  const int64_t head = row % heads / (heads / kv_heads), query = row / heads % queries;
+  const int64_t first = (row / heads / queries * keys * kv_heads + head) * width;
+  long double sum = 0;
+  for (int64_t i = 0; i < width; i++) y[i] = 0;
+  for (int64_t j = 0; j < keys && !(c->d0 != 0 && c->d2 + j > c->d1 + query); j++) {
+    const int64_t at = first + j * kv_heads * width;
+    long double score = 0;
+    for (int64_t i = 0; i < width; i++) score += x[0][row * width + i] * x[1][at + i];
+    const long double e = expl(score / sqrtl(width));
+    sum += e;
+    for (int64_t i = 0; i < width; i++) y[i] += e * x[2][at + i];
+  }
+  for (int64_t i = 0; i < width && sum > 0; i++) y[i] /= sum;
+  return logl(sum);
+}
+
 static inline void naive_aux(const OpCase *c, long double *const x[3], long double *aux) {
   const int64_t n = c->in[0].dim[c->in[0].rank - 1];
   for (int64_t i = 0; i < shape_count(&c->in[0]) / n; i++) {
+    if (c->op == OP_ATTENTION) {
+      const int64_t heads = c->in[0].dim[c->in[0].rank - 2];
+      const int64_t queries = c->in[0].dim[c->in[0].rank - 3], sample = i / heads / queries;
+      long double y[n];
+      aux[(sample * heads + i % heads) * queries + i / heads % queries] = naive_attention(c, x, i, y);
+      continue;
+    }
     long double stats[2];
     naive_stats(c, x[0] + i * n, n, stats);
     if (c->op == OP_LAYERNORM) aux[2 * i] = stats[0], aux[2 * i + 1] = stats[1];
@@ -248,6 +287,23 @@ static inline void naive_forward(const OpCase *c, long double *const x[3], long 
     }
     break;
   }
+  case OP_ROPE: {
+    const int64_t width = a->dim[a->rank - 1], heads = a->dim[a->rank - 2];
+    const int64_t positions = a->dim[a->rank - 3];
+    for (int64_t i = 0; i < n; i++) {
+      const int64_t at = i % width, pair = at % (width / 2);
+      const long double position = c->d1 + i / width / heads % positions;
+      const long double angle = position * powl(c->d0, -2.0L * pair / width);
+      const long double other = at == pair ? -x[0][i + width / 2] : x[0][i - width / 2];
+      y[i] = x[0][i] * cosl(angle) + other * sinl(angle);
+    }
+    break;
+  }
+  case OP_ATTENTION: {
+    const int64_t width = a->dim[a->rank - 1];
+    for (int64_t row = 0; row < n / width; row++) naive_attention(c, x, row, y + row * width);
+    break;
+  }
   case OP_DROPOUT:
     for (int64_t i = 0; i < n; i++) {
       const uint64_t at = CASE_SAMPLE_LO * (uint64_t)c->d2 + (uint64_t)i;
@@ -342,6 +398,25 @@ static const OpCase OP_CASES[] = {
     NORMS(OP_LAYERNORM, false),
     NORMS(OP_LAYERNORM, true),
 #undef NORMS
+    {OP_ROPE, {SHAPE(1, 1, 2)}, SHAPE(1, 1, 2), .d0 = 10000, .d1 = 0},
+    {OP_ROPE, {SHAPE(5, 3, 6)}, SHAPE(5, 3, 6), .d0 = 10000, .d1 = 0},
+    {OP_ROPE, {SHAPE(2, 3, 7, 2, 10)}, SHAPE(2, 3, 7, 2, 10), .d0 = 1e6, .d1 = 100},
+    {OP_ROPE, {SHAPE(2, 9, 1, 64)}, SHAPE(2, 9, 1, 64), .d0 = 10000, .d1 = 3},
+#define ATTENTION(queries, keys, heads, kv_heads, width, ...)                                      \
+  {OP_ATTENTION,                                                                                   \
+   {SHAPE(2, queries, heads, width), SHAPE(2, keys, kv_heads, width),                              \
+    SHAPE(2, keys, kv_heads, width)},                                                              \
+   SHAPE(2, queries, heads, width), __VA_ARGS__}
+    ATTENTION(1, 1, 1, 1, 1, .d0 = 0),
+    ATTENTION(5, 5, 2, 2, 3, .d0 = 1),
+    ATTENTION(5, 9, 4, 2, 2, .d0 = 0),
+    ATTENTION(3, 8, 2, 1, 4, .d0 = 1, .d1 = 9, .d2 = 4),
+    ATTENTION(6, 4, 1, 1, 2, .d0 = 1, .d1 = 3, .d2 = 3),
+    ATTENTION(17, 17, 1, 1, 1, .d0 = 1),
+    ATTENTION(3, 2, 1, 1, 64, .d0 = 1),
+    ATTENTION(2, 3, 1, 1, 80, .d0 = 0),
+#undef ATTENTION
+    {OP_ATTENTION, {SHAPE(4, 2, 3), SHAPE(4, 1, 3), SHAPE(4, 1, 3)}, SHAPE(4, 2, 3), .d0 = 1},
     {OP_DROPOUT, {SHAPE(1)}, SHAPE(1), .d0 = 0.5, .d1 = 3, .d2 = 1},
     {OP_DROPOUT, {SHAPE(2, 5)}, SHAPE(2, 5), .d0 = 0, .d1 = 3, .d2 = 5},
     {OP_DROPOUT, {SHAPE(3, 7, 13)}, SHAPE(3, 7, 13), .d0 = 0.3, .d1 = 4, .d2 = 91},

@@ -148,6 +148,86 @@ function M.swiglu(x, name, options)
   return project(hidden, ".down_proj", width)
 end
 
+-- ---- attention ----------------------------------------------------------------------------------
+
+local ROPE = { base = "number>0?" }
+
+---Rotary position embedding, as published checkpoints have it: of each head numbers i and i + width / 2
+---turn together by the angle position * base^(-2 i / width), positions from 0.
+---@param x piper.Tensor float [*, positions, heads, width], width even
+---@param options? { base?: number } default 10000
+---@return piper.Tensor float, the same shape
+function M.rope(x, options)
+  options = check.options("rope", options or {}, ROPE)
+  return tensor.op("rope", { tensor.id("rope", "input", x) }, { number = options.base or 10000 })
+end
+
+local ATTENTION = {
+  heads = "integer>=1", kv_heads = "integer>=1?", head_width = "integer>=1", causal = "boolean?",
+  rope = "number>0|boolean?", qk_norm = "boolean?", bias = "boolean?", init = "any?",
+}
+
+local function attention_options(where, options)
+  check.options(where, options, ATTENTION)
+  local heads, kv_heads = options.heads, options.kv_heads or options.heads
+  if heads % kv_heads ~= 0 then
+    check.fail('%s: field "kv_heads" is %d, which does not divide heads = %d', where, kv_heads, heads)
+  end
+  if options.rope == true then
+    check.fail('%s: field "rope" is true, not the base of a rotary embedding, such as 10000', where)
+  end
+  if options.rope and options.head_width % 2 ~= 0 then
+    check.fail('%s: field "head_width" is %d: rope turns pairs, so it is to be even', where, options.head_width)
+  end
+  return heads, kv_heads
+end
+
+---Self-attention: softmax(q k^T / sqrt(head_width)) v of each head, between linear layers with
+---parameters <name>.q_proj.weight [heads * head_width, n], <name>.k_proj.weight and <name>.v_proj.weight
+---[kv_heads * head_width, n] and <name>.o_proj.weight [n, heads * head_width].
+---@param x piper.Tensor float [*, positions, n]
+---@param name string
+---@param options { heads: integer, kv_heads?: integer, head_width: integer, causal?: boolean, rope?: number|false, qk_norm?: boolean, bias?: boolean, init?: piper.Init }
+---kv_heads: default heads, which it divides; head h reads key and value head h * kv_heads // heads;
+---causal: default true, a position sees itself and those before it; rope: base of a rotary embedding of q
+---and k, default none; qk_norm: default false, else rmsnorm of each head of q and k before it, with
+---<name>.q_norm.weight and <name>.k_norm.weight [head_width]; bias: default false, else of all four
+---layers; init: of their weights and biases, default { normal = 0.02 } and 0
+---@return piper.Tensor float [*, positions, n]
+function M.attention(x, name, options)
+  local where = label("attention", name)
+  local n_heads, n_kv_heads = attention_options(where, options)
+  tensor.id(where, "input", x)
+  local width, leading = features(where, x), x.shape
+  leading[#leading] = nil
+  if math.type(leading[#leading]) ~= "integer" then
+    check.fail("%s: input is %s: it has no axis of positions between the batch and the features", where,
+      tensor.shape_text(x))
+  end
+  local function shaped(h, ...)
+    local shape = { table.unpack(leading) }
+    for _, n in ipairs { ... } do shape[#shape + 1] = n end
+    return h:reshape(shape)
+  end
+  local function project(input, part, out)
+    return M.linear(input, name .. part, { out = out, bias = options.bias == true, init = options.init })
+  end
+  local function heads_of(part, heads)
+    return shaped(project(x, part, heads * options.head_width), heads, options.head_width)
+  end
+  -- Order and angle of positions enter q and k alone.
+  local function placed(h, norm)
+    if options.qk_norm then h = M.rmsnorm(h, name .. norm) end
+    return options.rope and M.rope(h, { base = options.rope }) or h
+  end
+  local q = placed(heads_of(".q_proj", n_heads), ".q_norm")
+  local k = placed(heads_of(".k_proj", n_kv_heads), ".k_norm")
+  local v = heads_of(".v_proj", n_kv_heads)
+  local y = tensor.op("attention", { q._id, k._id, v._id },
+    { name = name, number = options.causal ~= false and 1 or 0 })
+  return project(shaped(y, n_heads * options.head_width), ".o_proj", width)
+end
+
 -- ---- elementwise --------------------------------------------------------------------------------
 
 ---@alias piper.Elementwise fun(a: piper.Tensor|number, b: piper.Tensor|number): piper.Tensor

@@ -155,6 +155,8 @@ PiperStatus run_swiglu(Op *o);
 PiperStatus run_softmax(Op *o);
 PiperStatus run_rownorm(Op *o);
 PiperStatus run_dropout(Op *o);
+PiperStatus run_rope(Op *o); /* ops_cpu_attention.c */
+PiperStatus run_attention(Op *o);
 PiperStatus run_transpose(Op *o); /* ops_cpu_shape.c */
 PiperStatus run_slice(Op *o);
 

@@ -23,10 +23,26 @@ static double operand_bytes(const Graph *g, const Op *op, int i, int64_t samples
   return value_bytes(g, v, samples, float_bytes);
 }
 
+/* The sum of 0, 1, 2, ..., last, where nothing counts more than 'most'. */
+static double ramp(double last, double most) {
+  if (last <= 0) return 0;
+  return last <= most ? last * (last + 1) / 2 : most * (most + 1) / 2 + (last - most) * most;
+}
+
+/* Keys that a query of attention sees, on average: of a causal one, those up to its own position. */
+static double keys_seen(const Graph *g, const Op *op) {
+  const Shape *q = &graph_value(g, op->in[0])->shape, *k = &graph_value(g, op->in[1])->shape;
+  const double queries = (double)q->dim[q->rank - 3], keys = (double)k->dim[k->rank - 3];
+  if (op->attrs.d[0] == 0) return keys;
+  const double before = op->attrs.d[1] - op->attrs.d[2]; /* keys that lie before the first query */
+  return (ramp(before + queries, keys) - ramp(before, keys)) / queries;
+}
+
 static double flop_space(const Graph *g, const Op *op, FlopSpace space, int64_t samples) {
   if (space == SPACE_IN) return elements(g, op->in[0], samples);
   const double out = elements(g, op->out, samples);
   if (space == SPACE_OUT) return out;
+  if (space == SPACE_OUT_BY_KEYS) return out * keys_seen(g, op);
   const Shape *s = &graph_value(g, op->in[0])->shape;
   return out * (double)s->dim[s->rank - 1];
 }

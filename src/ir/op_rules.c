@@ -51,6 +51,8 @@ static const OpRule RULES[OP_KIND_COUNT] = {
   [OP_SOFTMAX]       = {{"input is"},                         "f",   "*c! -> *c",       "",      false, {SPACE_OUT, 20, {5}}},
   [OP_RMSNORM]       = {{"input is", "weight is"},            "ff",  "*f!, f -> *f, *", "",      false, {SPACE_OUT, 4, {10, 4}}},
   [OP_LAYERNORM]     = {{"input is", "weight is", "bias is"}, "ffF", "*f!, f, f -> *f, *2", "",  false, {SPACE_OUT, 8, {14, 5, 1}}},
+  [OP_ROPE]          = {{"input is"},                         "f",   "*t!hw! -> *thw",  "0",     false, {SPACE_OUT, 3, {3}}},
+  [OP_ATTENTION]     = {{"queries are", "keys are", "values are"}, "fff", "*t!hw!, *s!gw!, *s!gw! -> *thw, *ht", "", false, {SPACE_OUT_BY_KEYS, 4, {4, 4, 2}}},
   [OP_DROPOUT]       = {{"input is"},                         "f",   "* -> *",          "0",     false, {SPACE_OUT, 2, {2}}},
   [OP_ADD]           = {LEFT_RIGHT,                           "ff",  "~, ~ -> ~",       "0+1",   false, {SPACE_OUT, 1, {1, 1}}},
   [OP_SUB]           = {LEFT_RIGHT,                           "ff",  "~, ~ -> ~",       "0+1",   false, {SPACE_OUT, 1, {1, 1}}},
@@ -422,6 +424,28 @@ static PiperStatus infer_slice(Infer *x, const OpSpec *spec, Shape *out) {
   return PIPER_OK;
 }
 
+static PiperStatus check_rope(Infer *x, const OpSpec *spec, const Shape *s) {
+  const double base = spec->attrs.d[0], position = spec->attrs.d[1];
+  const int64_t width = s->dim[s->rank - 1];
+  if (width % 2 != 0)
+    return fail(x, "input is %s: pairs of the last axis are turned, and %" PRId64 " is odd", x->text[0],
+                width);
+  if (!(base > 0)) return fail(x, "base is %.17g, not a number above 0", base);
+  if (!(position >= 0 && position + (double)s->dim[s->rank - 3] <= OP_MOST_POSITIONS))
+    return fail(x, "input is %s: there can be %d positions", x->text[0], OP_MOST_POSITIONS);
+  return PIPER_OK;
+}
+
+static PiperStatus check_attention(Infer *x) {
+  const Shape *q = &x->in[0]->shape, *k = &x->in[1]->shape;
+  const int64_t heads = q->dim[q->rank - 2], kv_heads = k->dim[k->rank - 2];
+  if (heads % kv_heads == 0) return PIPER_OK;
+  char why[120];
+  snprintf(why, sizeof why, "%" PRId64 " heads of keys do not divide %" PRId64 " heads of queries",
+           kv_heads, heads);
+  return mismatch(x, 0, 1, why);
+}
+
 static PiperStatus infer_shape(Infer *x, const OpSpec *spec, Shape *out) {
   const OpKind kind = spec->kind;
   if (kind == OP_RESHAPE) return infer_reshape(x, spec->reshape_to, out);
@@ -429,6 +453,8 @@ static PiperStatus infer_shape(Infer *x, const OpSpec *spec, Shape *out) {
   if (kind == OP_SLICE) return infer_slice(x, spec, out);
   if (x->axes.out.lead == '~') return infer_broadcast(x, out);
   TRY(infer_axes(x, out));
+  if (kind == OP_ROPE) TRY(check_rope(x, spec, out));
+  if (kind == OP_ATTENTION) TRY(check_attention(x));
   if (kind == OP_LINEAR || kind == OP_EMBEDDING) out->axis[out->rank - 1] = AXIS_FEATURE;
   return PIPER_OK;
 }

@@ -36,6 +36,8 @@ typedef struct OpResult {
   double divisor_per_sample;
 } OpResult;
 
+#define OP_MOST_POSITIONS 1000000 /* of a rotary embedding: what its kernel is accurate for */
+
 /* 'in' are the operands, which the spec names; NULL: absent. PIPER_EUSER with a message that begins
  * with the op's name. */
 PiperStatus op_infer(const OpSpec *spec, const Value *const in[3], OpResult *out, PiperErr *err);
@@ -44,7 +46,8 @@ PiperStatus op_infer(const OpSpec *spec, const Value *const in[3], OpResult *out
 typedef enum FlopSpace {
   SPACE_OUT,        /* elements of the output */
   SPACE_IN,         /* elements of operand 0 */
-  SPACE_OUT_BY_LAST /* output elements x last axis of operand 0: multiply-adds of a product */
+  SPACE_OUT_BY_LAST, /* output elements x last axis of operand 0: multiply-adds of a product */
+  SPACE_OUT_BY_KEYS  /* output elements x keys that their query sees: of attention's products */
 } FlopSpace;
 
 typedef struct OpFlops {

@@ -226,6 +226,8 @@ static bool is_exact(const Data *d) {
   case OP_SOFTMAX:
   case OP_RMSNORM:
   case OP_LAYERNORM:
+  case OP_ROPE:
+  case OP_ATTENTION:
     return false;
   case OP_DROPOUT:
     return d->integers && (d->c->d0 == 0 || d->c->d0 == 0.5); /* kept numbers are doubled */

@@ -363,11 +363,17 @@ static void test_refused(void) {
   KernelCall transpose = CALL(OP_TRANSPOSE, MATRIX(0, DT_F32, 2, 3), MATRIX(1, DT_F32, 3, 2));
   transpose.attrs = (OpAttrs){{0, 1}};
   KernelCall dropout = CALL(OP_DROPOUT, six, six);
+#define CUBE(b, x, y, z)                                                                           \
+  { .base = b, .dtype = DT_F32, .rank = 3, .dim = { x, y, z } }
+  KernelCall rope = CALL(OP_ROPE, CUBE(0, 3, 2, 4), CUBE(1, 3, 2, 4));
+  rope.attrs = (OpAttrs){{10000}};
+  KernelCall attention = CALL(OP_ATTENTION, CUBE(0, 3, 2, 4), CUBE(1, 5, 1, 4), CUBE(1, 5, 1, 4), CUBE(2, 3, 2, 4),
+                              MATRIX(3, DT_F32, 2, 3));
   const uint64_t bytes[] = {1000, 1000, 1000, 1000};
   struct {
     KernelCall c;
     const char *what;
-  } bad[32];
+  } bad[48];
   int n = 0;
 #define BAD(call, text, ...)                                                                       \
   do {                                                                                             \
@@ -408,6 +414,16 @@ static void test_refused(void) {
   BAD(transpose, "half an axis", c.attrs.d[0] = 0.5);
   BAD(transpose, "a shape that is not turned", c.args[1] = MATRIX(1, DT_F32, 2, 3));
   BAD(dropout, "a probability of 1", c.attrs.d[0] = 1);
+  BAD(rope, "pairs of an odd width", c.args[0].dim[2] = c.args[1].dim[2] = 3);
+  BAD(rope, "a position before the first", c.attrs.d[1] = -1);
+  BAD(rope, "another shape", c.args[1].dim[0] = 2, c.args[1].dim[1] = 3);
+  BAD(attention, "heads that the key heads do not divide", c.args[0].dim[1] = c.args[3].dim[1] = 3,
+      c.args[1].dim[1] = c.args[2].dim[1] = 2);
+  BAD(attention, "keys of another width", c.args[1].dim[2] = c.args[2].dim[2] = 3);
+  BAD(attention, "values for other keys", c.args[2].dim[0] = 4);
+  BAD(attention, "another number of samples", c.args[0].rank = 4);
+  BAD(attention, "a log-sum-exp of another size", c.args[4].dim[0] = 1);
+  BAD(attention, "half causal", c.attrs.d[0] = 0.5);
   for (int i = 0; i < n; i++) {
     PiperErr err = {0};
     is_int(ops_cpu_check(&bad[i].c, 1, bytes, 4, &err), PIPER_EBUG, "refused: %s", bad[i].what);
@@ -423,7 +439,9 @@ static void test_refused(void) {
          ops_cpu_check(&norm, 1, bytes, 4, &err) == PIPER_OK &&
          ops_cpu_check(&slice, 1, bytes, 4, &err) == PIPER_OK &&
          ops_cpu_check(&transpose, 1, bytes, 4, &err) == PIPER_OK &&
-         ops_cpu_check(&dropout, 1, bytes, 4, &err) == PIPER_OK,
+         ops_cpu_check(&dropout, 1, bytes, 4, &err) == PIPER_OK &&
+         ops_cpu_check(&rope, 1, bytes, 4, &err) == PIPER_OK &&
+         ops_cpu_check(&attention, 1, bytes, 4, &err) == PIPER_OK,
      "the calls themselves pass");
   KernelCall huge = add;
   huge.args[0].dim[0] = huge.args[2].dim[0] = INT64_C(1) << 62;

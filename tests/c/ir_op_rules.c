@@ -222,6 +222,53 @@ static void test_rows(void) {
         "swiglu: gate is [batch, 6, 4], up is [4]: their numbers of axes differ");
 }
 
+static ValueId attention(ValueId q, ValueId k, ValueId v, double causal, double position) {
+  ValueId y = {0};
+  const OpSpec spec = {.kind = OP_ATTENTION, .in = {q, k, v}, .attrs = {{causal, position}}};
+  err = (PiperErr){0};
+  graph_add_op(g, &spec, 0, &y, &err);
+  return y;
+}
+
+static void test_attention(void) {
+  const ValueId q = input("aq", BATCHED(4, 1, 6, 4, 8), DT_FLOAT),
+                k = input("ak", BATCHED(4, 1, 9, 2, 8), DT_FLOAT),
+                v = input("av", BATCHED(4, 1, 9, 2, 8), DT_FLOAT);
+  const ValueId y = attention(q, k, v, 1, 0);
+  is_value(y, "[batch, 6, 4, 8]", SPLIT, "attention");
+  is_aux(y, "[batch, 4, 6]", "attention");
+  const ValueId p = param("ap", PLAIN(3, 5, 2, 4));
+  is_value(attention(p, p, p, 0, 0), "[5, 2, 4]", SAME, "attention of parameters");
+  fails(attention(q, k, input("a3", BATCHED(4, 1, 8, 2, 8), DT_FLOAT), 1, 0),
+        "attention: keys are [batch, 9, 2, 8], values are [batch, 8, 2, 8]: 9 is not 8");
+  fails(attention(q, input("a5", BATCHED(4, 1, 9, 2, 6), DT_FLOAT), v, 1, 0),
+        "attention: queries are [batch, 6, 4, 8], keys are [batch, 9, 2, 6]: 8 is not 6");
+  const ValueId odd = input("a6", BATCHED(4, 1, 9, 3, 8), DT_FLOAT);
+  fails(attention(q, odd, odd, 1, 0), "attention: queries are [batch, 6, 4, 8], keys are [batch, 9, 3, 8]: "
+                                      "3 heads of keys do not divide 4 heads of queries");
+  fails(attention(q, p, p, 1, 0),
+        "attention: queries are [batch, 6, 4, 8], keys are [5, 2, 4]: their leading axes differ");
+  const ValueId rows = input("a7", BATCHED(3, 6, 4, 8), DT_FLOAT);
+  fails(attention(rows, rows, rows, 1, 0),
+        "attention: queries are [batch*6, 4, 8]: this would mix samples; only sum, mean and losses may "
+        "combine those of the batch");
+  fails(attention(op2(OP_MUL, op1(OP_SUM, q), p), p, p, 1, 0),
+        "attention: queries are a sum over the batch; only linear ops may follow it, or splitting the batch "
+        "would change the result");
+
+  is_value(op_with(OP_ROPE, q, 10000, 0, 0), "[batch, 6, 4, 8]", SPLIT, "rope");
+  is_value(op_with(OP_ROPE, op2(OP_MUL, op1(OP_SUM, q), p), 10000, 7, 0), "[5, 2, 4]", PARTIAL, "rope of sums");
+  fails(op_with(OP_ROPE, input("r2", BATCHED(4, 1, 6, 4, 7), DT_FLOAT), 10000, 0, 0),
+        "rope: input is [batch, 6, 4, 7]: pairs of the last axis are turned, and 7 is odd");
+  fails(op_with(OP_ROPE, q, 0, 0, 0), "rope: base is 0, not a number above 0");
+  fails(op_with(OP_ROPE, q, 10000, 999995, 0), "rope: input is [batch, 6, 4, 8]: there can be 1000000 positions");
+  fails(op_with(OP_ROPE, rows, 10000, 0, 0),
+        "rope: input is [batch*6, 4, 8]: this would mix samples; only sum, mean and losses may combine those "
+        "of the batch");
+  fails(op_with(OP_ROPE, input("r4", BATCHED(2, 1, 8), DT_FLOAT), 10000, 0, 0),
+        "rope: input is [batch, 8]: at least 3 axes are needed");
+}
+
 /* What one call writes gradients to lies apart, and never in a parameter's. */
 static void test_joint(void) {
   const ValueId x = input("jx", BATCHED(2, 1, 4), DT_FLOAT), w = param("jw", PLAIN(2, 3, 4));
@@ -352,6 +399,14 @@ static void test_cost(void) {
   const OpId norm = graph_value(g, op2(OP_RMSNORM, x, param("cn", PLAIN(1, 4))))->op;
   c = graph_op_cost(g, norm, KERNEL_F, 0, 3, 4);
   is_near(c.bytes, 4 * (2 * 3 * 7 * 4 + 4 + 3 * 7), 0, "statistics are written");
+  const ValueId q = input("cq", BATCHED(4, 1, 7, 4, 6), DT_FLOAT), k = input("ck", BATCHED(4, 1, 9, 2, 6), DT_FLOAT);
+  const double each = 4 * 4 * 6; /* 2 products for each pair of query and key and each head */
+  OpId attend = graph_value(g, attention(q, k, k, 0, 0))->op;
+  is_near(graph_op_cost(g, attend, KERNEL_F, 0, 3, 4).flops, 3 * each * 7 * 9, 0, "attention: two products");
+  attend = graph_value(g, attention(q, k, k, 1, 0))->op;
+  is_near(graph_op_cost(g, attend, KERNEL_F, 0, 3, 4).flops, 3 * each * 28, 0, "causal: of what is seen");
+  attend = graph_value(g, attention(q, k, k, 1, 5))->op;
+  is_near(graph_op_cost(g, attend, KERNEL_F, 0, 3, 4).flops, 3 * each * (6 + 7 + 8 + 9 * 4), 0, "from a position on");
   c = graph_op_cost(g, norm, KERNEL_B, 1, 3, 4);
   is_near(c.bytes, 4 * (2 * 3 * 7 * 4 + 4 + 3 * 7), 0, "and read by the gradient of the weight");
 }
@@ -364,6 +419,7 @@ int main(void) {
   test_reshape();
   test_moves();
   test_rows();
+  test_attention();
   test_joint();
   test_dropout();
   test_sums();

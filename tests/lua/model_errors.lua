@@ -49,6 +49,11 @@ bad(function(_, x) nn.layernorm(nn.sum(x), "n") end,
   'layernorm "n": input is scalar: it has no axis of features after the batch')
 bad(function(_, x) nn.swiglu(nn.sum(x), "n", { hidden = 3 }) end,
   'swiglu "n": input is scalar: it has no axis of features after the batch')
+bad(function(_, x) nn.rope(x:reshape { "batch", 7, 4, 1 }) end,
+  "rope: input is [batch, 7, 4, 1]: pairs of the last axis are turned, and 1 is odd")
+bad(function(_, x) nn.rope(x) end, "rope: input is [batch, 7, 4]: " .. MIXES)
+bad(function(_, x) nn.attention(x:reshape { { "batch", 7 }, 4 }, "a", { heads = 2, head_width = 2 }) end,
+  'attention "a": input is [batch*7, 4]: it has no axis of positions between the batch and the features')
 bad(function(_, x) x:transpose(1, 3) end, "transpose: input is [batch, 7, 4], which has no axis 3 (they count from 0)")
 bad(function(_, x) x:transpose(-4, 1) end, "transpose: input is [batch, 7, 4], which has no axis -1 (they count from 0)")
 bad(function(_, x) x:slice(1, 5, 8) end,
@@ -174,6 +179,18 @@ bad(function(_, x) nn.rmsnorm(x, "n", { eps = -1 }) end, 'rmsnorm "n": field "ep
 bad(function(_, x) nn.layernorm(x, "n", { bias = 0 }) end, 'layernorm "n": field "bias" is 0, not true or false')
 bad(function(_, x) nn.swiglu(x, "n") end, 'swiglu "n": expects a table of options, not nil')
 bad(function(_, x) nn.swiglu(x, "n", { width = 2 }) end, 'swiglu "n": unknown field "width" (fields: hidden, init)')
+bad(function(_, x) nn.rope(x, { bass = 1 }) end, 'rope: unknown field "bass" (did you mean "base"?)')
+bad(function(_, x) nn.rope(x:reshape { "batch", 7, 2, 2 }, { base = 0 }) end, 'rope: field "base" is 0, not a number above 0')
+bad(function(_, x) nn.attention(x, "a", { heads = 2 }) end,
+  'attention "a": field "head_width" is missing: it is a whole number of at least 1')
+bad(function(_, x) nn.attention(x, "a", { heads = 4, kv_heads = 3, head_width = 2 }) end,
+  'attention "a": field "kv_heads" is 3, which does not divide heads = 4')
+bad(function(_, x) nn.attention(x, "a", { heads = 2, head_width = 2, rope = true }) end,
+  'attention "a": field "rope" is true, not the base of a rotary embedding, such as 10000')
+bad(function(_, x) nn.attention(x, "a", { heads = 2, head_width = 3, rope = 1e4 }) end,
+  'attention "a": field "head_width" is 3: rope turns pairs, so it is to be even')
+bad(function(_, x) nn.attention(x, "a", { heads = 2, head_width = 2, qknorm = true }) end,
+  'attention "a": unknown field "qknorm" (did you mean "qk_norm"?)')
 bad(function(_, x) x:transpose(1) end, "transpose: argument 2 (axis) is missing: it is a whole number")
 bad(function(_, x) nn.transpose(1, 2, 3) end, "transpose: input is 1, not a tensor")
 bad(function(_, x) nn.slice(x, 1, "0") end, 'slice: argument 2 (from) is "0", not a whole number')

@@ -192,6 +192,30 @@ tap.is(ops(function(_, x) return nn.sum(nn.swiglu(x, "f", { hidden = 2 })) end),
 tap.is(ops(function(_, x) return nn.sum(nn.dropout(nn.softmax(nn.silu(nn.gelu(x))), 0.5)) end),
   "gelu silu softmax dropout sum", "activations, softmax, dropout")
 
+m = model(function(t)
+  local h = t:input("h", { "batch", 5, 12 })
+  h = nn.attention(h, "self_attn", { heads = 4, kv_heads = 2, head_width = 6, rope = 1e6, qk_norm = true })
+  tap.is(tostring(h), "tensor [batch, 5, 12] float", "attention keeps the shape")
+  h = nn.attention(h, "plain", { heads = 3, head_width = 2, bias = true, init = 0.5 })
+  return nn.sum(h)
+end)
+tap.is(names(m), "self_attn.q_proj.weight self_attn.q_norm.weight self_attn.k_proj.weight self_attn.k_norm.weight "
+  .. "self_attn.v_proj.weight self_attn.o_proj.weight plain.q_proj.weight plain.q_proj.bias plain.k_proj.weight "
+  .. "plain.k_proj.bias plain.v_proj.weight plain.v_proj.bias plain.o_proj.weight plain.o_proj.bias",
+  "parameters of attention")
+tap.is(table.concat(param(m, "self_attn.q_proj.weight").shape, " "), "24 12", "queries of all heads")
+tap.is(table.concat(param(m, "self_attn.v_proj.weight").shape, " "), "12 12", "keys and values of fewer")
+tap.is(table.concat(param(m, "self_attn.o_proj.weight").shape, " "), "12 24", "back to the features")
+tap.is(table.concat(param(m, "self_attn.k_norm.weight").shape, " "), "6", "norms of one head")
+tap.is(init_of(param(m, "self_attn.q_norm.weight")), "constant 1.0", "which begin as ones")
+tap.is(init_of(param(m, "plain.o_proj.bias")), "constant 0.5", "init is of weights and biases")
+model(function(t)
+  local x = t:input("y", { "batch", 2, 3, 4 })
+  tap.is(tostring(nn.rope(x)), "tensor [batch, 2, 3, 4] float", "rope keeps the shape")
+  tap.is(tostring(nn.attention(x, "a", { heads = 2, head_width = 1 })), "tensor [batch, 2, 3, 4] float",
+    "any leading axes")
+end)
+
 -- ---- losses, flops, the object ----
 
 m = piper.model("losses", function(t)
