@@ -9,6 +9,7 @@ local rows_of = require "piper.schedules.rows"
 local M = {
   check = require "piper.schedules.check".check,
   metrics = require "piper.schedules.simulate".metrics,
+  automatic = require "piper.schedules.automatic",
   parse = rows_of.parse,
 }
 

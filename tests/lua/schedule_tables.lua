@@ -71,7 +71,7 @@ tap.error_matches(function() schedules.gpipe { ranks = 2, microbatches = 1, devi
 tap.error_matches(function() schedules.gpipe { ranks = 2, microbatches = 1, devices = { { 0 }, 5 } } end,
   "gpipe: the device set of rank 1 is 5: it is a list such as { 5 }")
 tap.error_matches(function() schedules.zbv { ranks = 2, microbatches = 1, stages_per_rank = 3 } end,
-  'zbv: field "stages_per_rank" is 3: zbv has 2 on each rank')
+  'zbv: field "stages_per_rank" is 3: its placement, "v", has 2 on each rank')
 tap.error_matches(function() schedules.dualpipe { ranks = 3, microbatches = 6 } end,
   'dualpipe: field "ranks" is 3: .* the smallest above is 4')
 tap.error_matches(function() schedules.zbw {} end, 'schedules: there is no "zbw" %(did you mean "zbv"%?%)')

@@ -117,7 +117,7 @@ function M.shape(where, spec, placement, stages_per_rank, further)
   local fixed = M.placements[placement].stages_per_rank
   local per_rank = spec.stages_per_rank or fixed or stages_per_rank or 2
   if fixed and per_rank ~= fixed then
-    check.fail('%s: field "stages_per_rank" is %d: %s has %d on each rank', where, per_rank, where, fixed)
+    check.fail('%s: field "stages_per_rank" is %d: its placement, "%s", has %d on each rank', where, per_rank, placement, fixed)
   end
   return {
     ranks = math.tointeger(spec.ranks),

@@ -95,8 +95,11 @@ end
 ---@return number[]? ends  by task
 function M.run(t, comm, free)
   local ends, at, time, waiting, ready = {}, {}, {}, {}, {}
-  for r = 1, t.n_ranks do at[r], time[r], ready[r] = 1, free and free[r] or 0, t.n_ranks + 1 - r end
-  local left = #t.cost
+  local left = 0
+  for r = 1, t.n_ranks do
+    at[r], time[r], ready[r] = 1, free and free[r] or 0, t.n_ranks + 1 - r
+    left = left + #t.order[r]
+  end
   while #ready > 0 do
     local r = table.remove(ready)
     local order = t.order[r]
