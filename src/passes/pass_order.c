@@ -95,14 +95,17 @@ static PiperStatus add_member(Orderer *w, uint32_t order, uint32_t g, uint32_t m
     if (d->order_of[n] != 0) return named_again(w, x, g, n, err);
     if (o->devs == 0) o->devs = d->devs[n];
     if (o->devs != d->devs[n]) {
-      char a[TEXT], b[TEXT], here[TEXT], there[TEXT];
+      char a[TEXT], b[TEXT], here[TEXT], there[TEXT], where[TEXT];
       const uint32_t first = w->nodes.at[w->groups.at[o->group_first].first];
       dag_label(d, (NodeId){first}, a, sizeof a);
       dag_label(d, (NodeId){n}, b, sizeof b);
       devices_text(d, d->devs[first], here, sizeof here);
       devices_text(d, d->devs[n], there, sizeof there);
-      return directive_fail(err, x, "%s is on %s, %s on %s: one order is for one device set", a,
-                            here, b, there);
+      order_where(x, g, where, sizeof where);
+      return directive_fail(err, x,
+                            "%s%s is on %s, %s on %s: one order is for one device set, "
+                            "so place %s on %s too",
+                            where, b, there, a, here, b, here);
     }
     d->order_of[n] = order + 1;
     d->group[n] = g + 1;

@@ -204,8 +204,8 @@ static void errors(void) {
   strategy_place(&t, "PP=1", "1");
   strategy_order(&t, "PP=0 PASS=F;PP=1 PASS=F");
   passes_fail(g, 4, &t,
-              "t.lua:3: order: 0F0 is on device 0, 1F0 on device 1: one order is for one "
-              "device set");
+              "t.lua:3: order: group 2: 1F0 is on device 1, 0F0 on device 0: one order is for "
+              "one device set, so place 1F0 on device 0 too");
   strategy_order(&t, "PP=0 PASS=F;PP=3 PASS=F");
   passes_fail(g, 4, &t,
               "t.lua:1: order: group 2: filter { PASS = \"F\", PP = 3 } matches nothing; PP "
