@@ -1,0 +1,26 @@
+# The samples about schedules run as they are and show what they say.
+. "$srcdir/tests/lib/tap.sh"
+
+run() { # NAME: its output is in $out
+  if out=$("$PIPER" "$srcdir/samples/$1.lua" 2>&1 </dev/null); then ok 0 "$1.lua runs"; else ok 1 "$1.lua runs"; diag "$out"; fi
+  like "$(sed -n 1p "$srcdir/samples/$1.lua")" '^-- [A-Z]' "$1.lua begins with its purpose"
+}
+
+run zbv
+like "$out" '^ZBV +step 51, idle +5.9%' "zbv.lua: the bubble is a fifth of 1F1B's"
+like "$out" '^3F0 4F0 3F1 4F1' "zbv.lua: the last rank has two neighbouring stages"
+like "$out" '^step  60  loss [0-9.]+$' "zbv.lua trains"
+
+run dualpipe
+like "$out" '^stage 0 of microbatches 4 5 6 7 on rank 3$' "dualpipe.lua: the second half enters at the last rank"
+like "$out" '\(0F3\+3B5\)' "dualpipe.lua: overlapped pairs"
+like "$out" '^the same training as on one device: gradients differ by at most [0-9.]+e-1[0-9]$' "dualpipe.lua trains as one device"
+
+run custom_schedule
+like "$out" 'custom_schedule.lua:[0-9]+: check: rank 1, column 3: 1F0 again' "custom_schedule.lua: the slip is named"
+like "$out" '^automatic +step 42, .* rank 0 holds 3 microbatches' "custom_schedule.lua: the search keeps to its limit"
+
+run import_schedule
+like "$out" 'row 1, column 5: 3F0 is on rank 0, but placement "loop" puts stage 3 on rank 1$' "import_schedule.lua: placements are checked"
+like "$out" '^written and read again: the same plan$' "import_schedule.lua: out and in again"
+done_testing
