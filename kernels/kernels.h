@@ -86,6 +86,24 @@ typedef struct DropoutMask {
   double scale;                 /* of what is kept */
 } DropoutMask;
 
+/* One sample of a router: 'top_k' choices a token, each expert with room for 'capacity' tokens. */
+#define KERNEL_MAX_EXPERTS 4096
+typedef struct MoeShape {
+  int64_t tokens, experts, top_k, capacity;
+} MoeShape;
+
+/* Blocks of tokens of width 'width', of all samples; the form is told in base/ops.def. */
+typedef struct MoeBlocks {
+  void *at;
+  int64_t experts, capacity, width;
+} MoeBlocks;
+
+/* Where the tokens of all samples go. */
+typedef struct MoeTokens {
+  const int32_t *slots;
+  int64_t tokens, top_k; /* a sample, a token */
+} MoeTokens;
+
 /* KERNEL(result, name, arguments). A 'step' is 1, or 0 for an operand that is one number. 'add': add
  * to the destination instead of writing it. */
 /* clang-format off */
@@ -173,6 +191,35 @@ typedef struct DropoutMask {
   /* pairs first .. end - 1, pair = sample * kv_heads + kv_head */                                 \
   KERNEL(void, attention_grad,                                                                     \
          (const AttentionGrad *g, int64_t first, int64_t end, void *scratch))                      \
+  /* mixture of experts: of one sample ... */                                                       \
+  KERNEL(void, moe_route, (const MoeShape *m, const void *logits, int32_t *slots))                 \
+  KERNEL(void, moe_gate, (const MoeShape *m, bool normalize, const void *logits,                   \
+                          const int32_t *slots, void *weights))                                    \
+  KERNEL(void, moe_gate_grad, (const MoeShape *m, bool normalize, const void *logits,              \
+                               const int32_t *slots, const void *dweights, void *dlogits,          \
+                               bool add))                                                          \
+  KERNEL(double, moe_balance, (const MoeShape *m, const void *logits, const int32_t *slots))       \
+  KERNEL(void, moe_balance_grad, (const MoeShape *m, double factor, const void *logits,            \
+                                  const int32_t *slots, void *dlogits, bool add))                  \
+  /* ... of samples lo .. hi - 1, with so many choices each: the counts of their blocks ... */     \
+  KERNEL(void, moe_counts, (const MoeBlocks *b, int64_t choices, int64_t lo, int64_t hi,           \
+                            const int32_t *slots))                                                 \
+  /* ... of tokens lo .. hi - 1 of all samples; of blocks only rows, not counts ... */             \
+  KERNEL(void, moe_dispatch, (const MoeBlocks *b, const MoeTokens *m, int64_t lo, int64_t hi,      \
+                              const void *tokens))                                                 \
+  KERNEL(void, moe_dispatch_grad, (const MoeBlocks *b, const MoeTokens *m, int64_t lo, int64_t hi, \
+                                   void *dtokens, bool add))                                       \
+  KERNEL(void, moe_combine, (const MoeBlocks *b, const MoeTokens *m, int64_t lo, int64_t hi,       \
+                             const void *weights, void *y))                                        \
+  KERNEL(void, moe_combine_grad, (const MoeBlocks *db, const MoeTokens *m, int64_t lo, int64_t hi, \
+                                  const void *weights, const void *dy, bool add))                  \
+  KERNEL(void, moe_combine_weight_grad, (const MoeBlocks *b, const MoeTokens *m, int64_t lo,       \
+                                         int64_t hi, const void *dy, void *dweights, bool add))    \
+  /* ... -1, or the first block whose count is not from 0 to its capacity */                       \
+  KERNEL(int64_t, moe_ends, (const MoeBlocks *b, int64_t samples, int32_t *ends))                  \
+  /* blocks lo .. hi - 1 to the packed rows, or from them, then with their counts */               \
+  KERNEL(void, moe_move, (const MoeBlocks *b, int64_t samples, int64_t lo, int64_t hi,             \
+                          const int32_t *ends, void *packed, bool pack, bool add))                 \
   /* optimizers: u = grad_scale * g + weight_decay * w; m NULL: w -= lr u;                          \
      otherwise m = momentum * m + u, w -= lr m */                                                  \
   KERNEL(void, sgd, (int64_t n, void *w, const void *g, void *m, double lr, double grad_scale,     \

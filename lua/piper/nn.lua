@@ -228,6 +228,98 @@ function M.attention(x, name, options)
   return project(shaped(y, n_heads * options.head_width), ".o_proj", width)
 end
 
+-- ---- mixture of experts -------------------------------------------------------------------------
+
+local MOE = {
+  experts = "integer>=1", top_k = "integer>=1", width = "integer>=1", capacity_factor = "any?",
+  normalize = "boolean?", aux = "number>=0?", init = "any?",
+}
+
+-- Tokens of a sample (S) and places in an expert's block, from the options of moe.
+local function moe_sizes(where, x, options)
+  local shape, tokens = x.shape, 1
+  local batch = shape[1]
+  if math.type(batch) == "integer" or batch == nil then
+    check.fail("%s: input is %s: it has no batch, and experts are chosen in each sample", where, tensor.shape_text(x))
+  end
+  features(where, x)
+  if type(batch) == "table" then tokens = batch[2] end
+  for i = 2, #shape - 1 do tokens = tokens * shape[i] end
+  if options.top_k > options.experts then
+    check.fail("%s: top_k is %d, but there are %d experts", where, options.top_k, options.experts)
+  end
+  local factor = options.capacity_factor
+  if factor == nil or factor == "none" then return tokens, tokens end
+  if type(factor) ~= "number" or not (factor > 0 and factor < math.huge) then
+    check.fail('%s: capacity_factor is %s: it is a number above 0, or "none"', where, check.show(factor))
+  end
+  local capacity = math.ceil(factor * options.top_k * tokens / options.experts)
+  return tokens, math.min(capacity, tokens) -- no expert gets more than all tokens
+end
+
+---A mixture of experts: each token goes to top_k of the experts, which are swiglu layers, and gets the
+---sum of their outputs weighted by the router's probabilities softmax(x W^T), W the parameter
+---<name>.gate.weight [experts, n]. Equal probabilities go to the lower expert. Experts have parameters
+---<name>.experts.<i>.gate_proj.weight and .up_proj.weight [width, n], .down_proj.weight [n, width]; they
+---compute in an EP scope of their own.
+---
+---Each sample is for itself: of its tokens each expert takes the first ceil(capacity_factor * top_k *
+---tokens / experts) that chose it, the others are dropped there and counted in the metrics (m.dropped).
+---With aux > 0 a loss is added: aux * experts * sum over experts of (fraction of the choices that fell
+---on it, dropped ones included * mean probability), for each sample, averaged over the batch.
+---@param x piper.Tensor float [batch, *, n]
+---@param name string
+---@param options { experts: integer, top_k: integer, width: integer, capacity_factor?: number|"none", normalize?: boolean, aux?: number, init?: piper.Init }
+---capacity_factor: default "none", which drops nothing; normalize: whether the weights of a token's
+---experts are made to sum to 1, default true; aux: default 0; init: of all parameters, default
+---{ normal = 0.02 }
+---@return piper.Tensor float, x's shape
+function M.moe(x, name, options)
+  local where = label("moe", name)
+  check.options(where, options, MOE)
+  tensor.id(where, "input", x)
+  local tokens, capacity = moe_sizes(where, x, options)
+  local experts, top_k, shape = options.experts, options.top_k, x.shape
+  if experts > 4096 or experts * capacity > 0x7fffffff then
+    check.fail("%s: %d experts for up to %d tokens each are too many", where, experts, capacity)
+  end
+  local model, width = trace.current(where), shape[#shape]
+  local function op(kind, operands, ...)
+    local ids = {}
+    for i, t in ipairs(operands) do ids[i] = t._id end
+    return tensor.op(kind, ids, { name = name, number = { ... } })
+  end
+
+  if #shape ~= 3 then x = x:reshape { "batch", tokens, width } end
+  local logits = M.linear(x, name .. ".gate", { out = experts, bias = false, init = options.init })
+  local slots = op("route", { logits }, top_k, capacity)
+  local weights = op("gate", { logits, slots }, options.normalize == false and 0 or 1, capacity)
+  if (options.aux or 0) > 0 then model:loss(op("balance", { logits, slots }, 0, capacity) * options.aux) end
+  local blocks = op("dispatch", { x, slots }, experts, 1 + capacity)
+
+  local gate, up, down = {}, {}, {}
+  for i = 1, experts do
+    local expert = ("%s.experts.%d."):format(name, i - 1)
+    local function weight(part, out, inner)
+      return params.get(where, expert .. part .. "_proj.weight", { out, inner }, options.init, params.WEIGHT)._id
+    end
+    gate[i], up[i] = weight("gate", options.width, width), weight("up", options.width, width)
+    down[i] = weight("down", width, options.width)
+  end
+  do
+    local _ <close> = require "piper.annotate"("EP")
+    local function product(rows, stack, ends)
+      return op("expert_linear", { rows, tensor.new(model, model.graph:add_stack(stack)), ends })
+    end
+    local ends = op("expert_ends", { blocks })
+    local rows = op("pack", { blocks, ends }, math.min(experts * capacity, top_k * tokens))
+    local hidden = op("expert_swiglu", { product(rows, gate, ends), product(rows, up, ends), ends })
+    blocks = op("unpack", { product(hidden, down, ends), ends }, 1 + capacity)
+  end
+  local y = op("combine", { blocks, weights, slots })
+  return #shape ~= 3 and y:reshape(shape) or y
+end
+
 -- ---- elementwise --------------------------------------------------------------------------------
 
 ---@alias piper.Elementwise fun(a: piper.Tensor|number, b: piper.Tensor|number): piper.Tensor

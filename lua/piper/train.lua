@@ -8,6 +8,7 @@ local M = {}
 ---@field loss number              sum of the loss terms
 ---@field losses number[]          each term, in the order of the model's m:loss calls
 ---@field grad_norm number         of all gradients together, before clipping
+---@field dropped integer          choices of experts (nn.moe) that were dropped, in the whole batch
 ---@field lr number
 ---@field seconds number           wall-clock time of the step
 ---@field tokens_per_second number elements of the first integer input (samples where there is none)
@@ -62,13 +63,13 @@ local function advance(self)
     check.fail("train: the learning rate of step %d is %s", step, check.show(lr))
   end
   local start = core.system.seconds()
-  local losses, norm = self.core:step(step, lr)
+  local losses, norm, dropped = self.core:step(step, lr)
   local seconds = core.system.seconds() - start
   self.step = step
   local loss = 0
   for _, term in ipairs(losses) do loss = loss + term end
   return {
-    loss = loss, losses = losses, grad_norm = norm, lr = lr, seconds = seconds,
+    loss = loss, losses = losses, grad_norm = norm, dropped = dropped, lr = lr, seconds = seconds,
     tokens_per_second = self.tokens / math.max(seconds, 1e-9),
   }
 end

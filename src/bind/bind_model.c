@@ -130,6 +130,23 @@ static int add_param(lua_State *L) {
   return push_value(L, v);
 }
 
+/* graph:add_stack({ parameter's value, ... }) -> value */
+static int add_stack(lua_State *L) {
+  Graph *g = self_graph(L);
+  luaL_checktype(L, 2, LUA_TTABLE);
+  const lua_Unsigned n = lua_rawlen(L, 2);
+  luaL_argcheck(L, n >= 1 && n <= INT32_MAX, 2, "no parameters");
+  ValueId *params = lua_newuserdatauv(L, n * sizeof *params, 0), v = {0};
+  PiperErr err = {0};
+  for (lua_Unsigned i = 0; i < n; i++) {
+    lua_rawgeti(L, 2, (lua_Integer)i + 1);
+    params[i] = value_arg(L, g, lua_gettop(L));
+    lua_pop(L, 1);
+  }
+  BIND_TRY(L, graph_add_stack(g, params, (uint32_t)n, &v, &err), &err);
+  return push_value(L, v);
+}
+
 static OpKind kind_arg(lua_State *L, int arg) {
   const char *name = luaL_checkstring(L, arg);
   OpKind kind = 1;
@@ -413,6 +430,7 @@ int luaopen_piper_core_graph(lua_State *L) {
   static const luaL_Reg meta[] = {{"__gc", graph_lua_gc}, {NULL, NULL}};
   static const luaL_Reg methods[] = {{"add_input", add_input},
                                      {"add_param", add_param},
+                                     {"add_stack", add_stack},
                                      {"add_op", add_op},
                                      {"add_loss", add_loss},
                                      {"enter", enter},

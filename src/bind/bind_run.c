@@ -116,13 +116,14 @@ static PiperStatus run_step(LuaRun *run, int64_t step, double lr, double *metric
   return job_step(run->job, &s, metrics, err);
 }
 
-/* run:step(step, lr) -> { loss terms }, gradient norm */
+/* run:step(step, lr) -> { loss terms }, gradient norm, dropped choices of experts */
 static int run_lua_step(lua_State *L) {
   LuaRun *run = check_run(L, 1);
   const lua_Integer step = luaL_checkinteger(L, 2);
   const lua_Number lr = luaL_checknumber(L, 3);
   const size_t n_losses = run->plan->graph->losses.n - 1;
-  double *metrics = lua_newuserdatauv(L, (n_losses + 1) * sizeof *metrics, 0);
+  const Graph *g = run->plan->graph;
+  double *metrics = lua_newuserdatauv(L, graph_n_metrics(g) * sizeof *metrics, 0);
   PiperErr err = {0};
   BIND_TRY(L, run_step(run, step, lr, metrics, &err), &err);
   lua_createtable(L, (int)n_losses, 0);
@@ -130,8 +131,9 @@ static int run_lua_step(lua_State *L) {
     lua_pushnumber(L, metrics[i]);
     lua_seti(L, -2, (lua_Integer)i + 1);
   }
-  lua_pushnumber(L, metrics[n_losses]);
-  return 2;
+  lua_pushnumber(L, metrics[graph_metric_norm(g)]);
+  lua_pushinteger(L, (lua_Integer)metrics[graph_metric_dropped(g)]);
+  return 3;
 }
 
 /* The parameter called 'name' (argument 2). */

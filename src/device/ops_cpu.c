@@ -532,10 +532,21 @@ static PiperStatus (*const RUN[OP_KIND_COUNT])(Op *) = {
     [OP_SUM_SQUARES] = run_sum,
     [OP_MSE] = run_mse,
     [OP_CROSS_ENTROPY] = run_cross_entropy,
+    [OP_ROUTE] = run_route,
+    [OP_GATE] = run_gate,
+    [OP_BALANCE] = run_balance,
+    [OP_DISPATCH] = run_dispatch,
+    [OP_COMBINE] = run_combine,
+    [OP_EXPERT_ENDS] = run_expert_ends,
+    [OP_PACK] = run_pack,
+    [OP_UNPACK] = run_pack,
+    [OP_EXPERT_LINEAR] = run_expert_linear,
+    [OP_EXPERT_SWIGLU] = run_expert_swiglu,
     [OP_ONCE] = run_once,
     [OP_FILL] = run_fill,
     [OP_ACCUMULATE] = run_accumulate,
     [OP_LOSS] = run_loss,
+    [OP_DROPPED] = run_dropped,
     [OP_NORM] = run_norm,
     [OP_SGD] = run_sgd,
     [OP_ADAMW] = run_adamw,
@@ -544,7 +555,8 @@ static PiperStatus (*const RUN[OP_KIND_COUNT])(Op *) = {
 /* The bits of 'accumulate' that mean something to this call. */
 static unsigned may_accumulate(const KernelCall *c) {
   if (c->part == KERNEL_B && c->wrt == KERNEL_WRT_ALL) return (1u << OP_INFO[c->op].n_operands) - 1;
-  return c->part == KERNEL_B || c->op == OP_ACCUMULATE || c->op == OP_LOSS || c->op == OP_NORM;
+  return c->part == KERNEL_B || c->op == OP_ACCUMULATE || c->op == OP_LOSS ||
+         c->op == OP_NORM || c->op == OP_DROPPED;
 }
 
 /* 'wrt' is one that the call can have, and a joint op's gradients are where they should be. */

@@ -159,5 +159,15 @@ PiperStatus run_rope(Op *o); /* ops_cpu_attention.c */
 PiperStatus run_attention(Op *o);
 PiperStatus run_transpose(Op *o); /* ops_cpu_shape.c */
 PiperStatus run_slice(Op *o);
+PiperStatus run_route(Op *o); /* ops_cpu_moe.c */
+PiperStatus run_gate(Op *o);
+PiperStatus run_balance(Op *o);
+PiperStatus run_dispatch(Op *o);
+PiperStatus run_combine(Op *o);
+PiperStatus run_expert_ends(Op *o);
+PiperStatus run_pack(Op *o); /* and unpack */
+PiperStatus run_expert_linear(Op *o);
+PiperStatus run_expert_swiglu(Op *o);
+PiperStatus run_dropped(Op *o);
 
 #endif

@@ -54,7 +54,7 @@ static double all_reduce_seconds(const CostTable *t, const Programs *programs, c
   const uint32_t size = devsets_size(d->devsets, d->devs[n.i]);
   if (size < 2) return 0;
   const bool metrics = d->tensors.at[d->tensor[n.i]].kind == TENSOR_METRICS;
-  const double bytes = metrics ? (double)(d->graph->losses.n * sizeof(double))
+  const double bytes = metrics ? (double)(graph_n_metrics(d->graph) * sizeof(double))
                                : (double)d->buckets.at[d->bucket[n.i]].elements *
                                      (double)dtype_bytes(programs_spec(programs)->dtype);
   return t->link_latency + 2 * bytes * (size - 1) / size / t->link_bytes_per_second;

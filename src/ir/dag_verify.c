@@ -227,7 +227,7 @@ static bool makes(const Verifier *v, const Edge *e, const Tensor *t) {
     return is_compute(v, n, B | BW) || is_of_bucket(v, n, t->bucket.i, REDUCE);
   case TENSOR_METRICS:
     return is_metrics(v, n) || d->kind[n] == NODE_NORM ||
-           (is_compute(v, n, F) && graph_chunk(v->g, (ChunkId){d->chunk[n]})->has_loss);
+           (is_compute(v, n, F) && chunk_has_metrics(graph_chunk(v->g, (ChunkId){d->chunk[n]})));
   case TENSOR_NONE:
     break;
   }
@@ -775,7 +775,8 @@ static PiperStatus check_metrics(Verifier *v) {
   const Dag *d = v->d;
   uint32_t clipped = 0, n_updates = 0;
   for (uint32_t n = 1; n < d->n; n++) {
-    const bool loss = is_compute(v, n, F) && graph_chunk(v->g, (ChunkId){d->chunk[n]})->has_loss;
+    const bool loss =
+        is_compute(v, n, F) && chunk_has_metrics(graph_chunk(v->g, (ChunkId){d->chunk[n]}));
     if (d->kind[n] == NODE_UPDATE) {
       n_updates++;
       clipped += has_edge(v, v->metrics, n, TENSOR_METRICS);
@@ -807,15 +808,18 @@ static PiperStatus list_uses(Verifier *v, uint32_t c, UseVec *uses, uint32_t *ma
   for (uint32_t o = chunk->first_op; o < chunk->end_op; o++) {
     const Op *op = graph_op(g, (OpId){o});
     for (int wrt = 0; wrt < 3; wrt++) {
-      const Value *in = graph_value(g, op->in[wrt]);
-      if (op->in[wrt].i == 0 || in->kind != VALUE_PARAM) continue;
-      const uint32_t b = v->d->home[in->param.i].bucket.i;
-      if (!v->d->buckets.at[b].trained) continue;
-      if (mark[b] == 0) {
-        if (!vec_push(uses, ((Use){.bucket = b}))) return err_nomem(v->err, "dag_verify");
-        mark[b] = (uint32_t)uses->n;
+      uint32_t n;
+      const uint32_t *params = graph_value_params(g, op->in[wrt], &n);
+      for (uint32_t k = 0; k < n; k++) {
+        const uint32_t b = v->d->home[params[k]].bucket.i;
+        if (!v->d->buckets.at[b].trained) continue;
+        if (mark[b] == 0) {
+          if (!vec_push(uses, ((Use){.bucket = b}))) return err_nomem(v->err, "dag_verify");
+          mark[b] = (uint32_t)uses->n;
+        }
+        if (op_param_grad_flows(g, op, wrt, (ParamId){params[k]}))
+          uses->at[mark[b] - 1].contributes = true;
       }
-      if (op_grad_flows(g, op, wrt)) uses->at[mark[b] - 1].contributes = true;
     }
   }
   return PIPER_OK;

@@ -7,6 +7,8 @@
 
 /* The gradient of op's output contributes to the gradient of its operand 'wrt'. */
 bool op_grad_flows(const Graph *g, const Op *op, int wrt);
+/* It contributes to that of parameter p, one of those that the operand is made of. */
+bool op_param_grad_flows(const Graph *g, const Op *op, int wrt, ParamId p);
 /* Some op of chunk c contributes to the gradient of value v (a parameter's value included). */
 bool chunk_grad_flows(const Graph *g, ChunkId c, ValueId v);
 /* The same for all values at once: mark[v] = c for each value v that chunk c contributes to. 'mark'

@@ -13,7 +13,7 @@
 static bool push_unused_elements(Graph *g) {
   return vec_push(&g->values, (Value){0}) && vec_push(&g->ops, (Op){0}) &&
          vec_push(&g->params, (Param){0}) && vec_push(&g->inputs, (Input){0}) &&
-         vec_push(&g->losses, (Loss){0}) && vec_push(&g->chunks, (Chunk){0}) &&
+         vec_push(&g->losses, (Loss){0}) && vec_push(&g->stacks, (Stack){0}) && vec_push(&g->chunks, (Chunk){0}) &&
          vec_push(&g->scope_first, 0) && vec_push(&g->scope_first, 0);
 }
 
@@ -39,6 +39,8 @@ void graph_free(Graph *g) {
   vec_free(&g->params);
   vec_free(&g->inputs);
   vec_free(&g->losses);
+  vec_free(&g->stacks);
+  vec_free(&g->stack_params);
   vec_free(&g->chunks);
   vec_free(&g->chunk_values);
   vec_free(&g->chunk_params);
@@ -205,6 +207,55 @@ PiperStatus graph_add_param(Graph *g, const ParamSpec *spec, uint32_t line, Valu
                                         .shape = spec->shape,
                                         .param = param};
   return PIPER_OK;
+}
+
+static PiperStatus check_stack(const Graph *g, const ValueId *params, uint32_t n, PiperErr *err) {
+  TRY(check_open(g, err));
+  if (n == 0) return err_set(err, PIPER_EBUG, "stack: of no parameters");
+  for (uint32_t i = 0; i < n; i++) {
+    if (params[i].i == 0 || params[i].i >= g->values.n ||
+        graph_value(g, params[i])->kind != VALUE_PARAM)
+      return err_set(err, PIPER_EBUG, "stack: value %u is no parameter", params[i].i);
+    if (!shape_equal(&graph_value(g, params[i])->shape, &graph_value(g, params[0])->shape))
+      return err_set(err, PIPER_EBUG, "stack: of parameters of different shapes");
+  }
+  return PIPER_OK;
+}
+
+PiperStatus graph_add_stack(Graph *g, const ValueId *params, uint32_t n, ValueId *out,
+                            PiperErr *err) {
+  TRY(check_stack(g, params, n, err));
+  const Shape *one = &graph_value(g, params[0])->shape;
+  Value v = {.kind = VALUE_STACK,
+             .batch = BATCH_INDEPENDENT,
+             .dtype = DT_FLOAT,
+             .shape = {.rank = (uint8_t)(one->rank + 1), .axis = {AXIS_EXPERT}, .dim = {n}},
+             .stack = (uint32_t)g->stacks.n};
+  if (v.shape.rank > SHAPE_MAX_RANK) return err_set(err, PIPER_EBUG, "stack: too many axes");
+  for (int i = 0; i < one->rank; i++) v.shape.dim[i + 1] = one->dim[i];
+  TRY(shape_check(&v.shape, "stack", err));
+  if (!vec_reserve(&g->values, 1) || !vec_reserve(&g->stacks, 1) ||
+      !vec_reserve(&g->stack_params, n))
+    return no_memory(err);
+  *out = (ValueId){(uint32_t)g->values.n};
+  g->stacks.at[g->stacks.n++] = (Stack){(uint32_t)g->stack_params.n, n};
+  for (uint32_t i = 0; i < n; i++)
+    g->stack_params.at[g->stack_params.n++] = graph_value(g, params[i])->param.i;
+  g->values.at[g->values.n++] = v;
+  return PIPER_OK;
+}
+
+const uint32_t *graph_value_params(const Graph *g, ValueId v, uint32_t *n) {
+  const Value *value = graph_value(g, v);
+  *n = 0;
+  if (v.i == 0) return NULL;
+  if (value->kind == VALUE_PARAM) {
+    *n = 1;
+    return &value->param.i;
+  }
+  if (value->kind != VALUE_STACK) return NULL;
+  *n = g->stacks.at[value->stack].n;
+  return g->stack_params.at + g->stacks.at[value->stack].first;
 }
 
 /* ---- ops ------------------------------------------------------------------------------------- */

@@ -25,7 +25,7 @@ typedef struct { uint32_t i; } ChunkId;
 
 /* ---- records --------------------------------------------------------------------------------- */
 
-typedef enum ValueKind { VALUE_INPUT, VALUE_PARAM, VALUE_OP } ValueKind;
+typedef enum ValueKind { VALUE_INPUT, VALUE_PARAM, VALUE_OP, VALUE_STACK } ValueKind;
 
 typedef struct Value {
   ValueKind kind;
@@ -35,6 +35,7 @@ typedef struct Value {
   OpId op;          /* VALUE_OP: who computes it */
   ParamId param;    /* VALUE_PARAM */
   uint32_t input;   /* VALUE_INPUT: index into inputs */
+  uint32_t stack;   /* VALUE_STACK: index into stacks */
   bool needs_grad;  /* set by graph_cut: depends on a parameter that is trained, and a loss on it */
 } Value;
 
@@ -79,6 +80,12 @@ typedef struct Input {
   int32_t ignore;
 } Input;
 
+/* Parameters of one shape, one for each expert, as one operand [experts, ...]: they stay parameters of
+ * their own, which may lie anywhere. */
+typedef struct Stack {
+  uint32_t first, n; /* graph->stack_params */
+} Stack;
+
 typedef struct Loss {
   ValueId value;    /* scalar, BATCH_PARTIAL */
   uint32_t line;
@@ -101,6 +108,8 @@ typedef struct Chunk {
   uint32_t param_first, n_params; /* graph->chunk_params: parameters it reads; ascending */
   bool has_backward;            /* some value or parameter of it takes a gradient */
   bool has_loss;
+  bool may_drop;                /* some token may find its expert full: counted in the metrics */
+  int64_t n_experts, capacity;  /* it is the experts of one nn.moe; 0: it is not */
 } Chunk;
 
 typedef VEC(Value) ValueVec;
@@ -108,6 +117,7 @@ typedef VEC(Op) OpVec;
 typedef VEC(Param) ParamVec;
 typedef VEC(Input) InputVec;
 typedef VEC(Loss) LossVec;
+typedef VEC(Stack) StackVec;
 typedef VEC(Chunk) ChunkVec;
 typedef VEC(uint32_t) U32Vec;
 
@@ -123,6 +133,8 @@ typedef struct Graph {
   ParamVec params;
   InputVec inputs;
   LossVec losses;     /* element 0 unused as well */
+  StackVec stacks;    /* element 0 unused as well */
+  U32Vec stack_params; /* ParamIds */
   ChunkVec chunks;    /* after graph_cut */
   U32Vec chunk_values, chunk_params;
   U32Vec scope_first; /* tag set s: scope_tags[scope_first[s] .. scope_first[s+1]) */
@@ -154,6 +166,9 @@ typedef struct ParamSpec {
 } ParamSpec;
 /* The same name again, with the same shape, is the same parameter (tied; its first init stays). */
 PiperStatus graph_add_param(Graph *g, const ParamSpec *spec, uint32_t line, ValueId *out,
+                            PiperErr *err);
+/* The values of 'n' parameters, of one shape each, as one operand. Takes no scope and no name. */
+PiperStatus graph_add_stack(Graph *g, const ValueId *params, uint32_t n, ValueId *out,
                             PiperErr *err);
 typedef struct OpSpec {
   OpKind kind;
@@ -189,6 +204,22 @@ static inline Param *graph_param(const Graph *g, ParamId p) { return &g->params.
 static inline Chunk *graph_chunk(const Graph *g, ChunkId c) { return &g->chunks.at[c.i]; }
 static inline uint32_t graph_n_chunks(const Graph *g) { return (uint32_t)g->chunks.n - 1; }
 static inline const char *graph_name(const Graph *g, uint32_t id) { return intern_text(g->names, id); }
+
+/* The parameters that a value is made of, ParamIds: of a parameter itself, of a stack its own, of any
+ * other value (also 0) none. */
+const uint32_t *graph_value_params(const Graph *g, ValueId v, uint32_t *n);
+
+/* A step's metrics, f64: each loss term, the squared norm of the gradient, the number of choices of
+ * experts that were dropped. */
+static inline uint32_t graph_metric_norm(const Graph *g) { return (uint32_t)g->losses.n - 1; }
+static inline uint32_t graph_metric_dropped(const Graph *g) { return (uint32_t)g->losses.n; }
+static inline uint32_t graph_n_metrics(const Graph *g) { return (uint32_t)g->losses.n + 1; }
+/* The op is a ROUTE whose experts take less than all tokens of a sample. */
+static inline bool op_may_drop(const Graph *g, const Op *op) {
+  return op->kind == OP_ROUTE &&
+         op->attrs.d[1] < (double)g->values.at[op->in[0].i].shape.dim[1];
+}
+static inline bool chunk_has_metrics(const Chunk *c) { return c->has_loss || c->may_drop; }
 
 ParamId graph_find_param(const Graph *g, const char *name); /* 0: none is called so */
 uint32_t graph_find_input(const Graph *g, const char *name);

@@ -21,7 +21,11 @@ static PiperStatus check_params_used(const Graph *g, PiperErr *err) {
   unsigned char *used = calloc(g->params.n, 1);
   if (used == NULL) return err_nomem(err, "model");
   for (size_t o = 1; o < g->ops.n; o++)
-    for (int i = 0; i < 3; i++) used[graph_value(g, g->ops.at[o].in[i])->param.i] = 1;
+    for (int i = 0; i < 3; i++) {
+      uint32_t n;
+      const uint32_t *params = graph_value_params(g, g->ops.at[o].in[i], &n);
+      for (uint32_t k = 0; k < n; k++) used[params[k]] = 1;
+    }
   size_t p = 1;
   while (p < g->params.n && used[p]) p++;
   free(used);
@@ -47,6 +51,21 @@ static bool differentiable(const Op *op, int i) {
          OP_INFO[op->kind].saves[i][0] != '!';
 }
 
+/* A stack is trained when one of its parameters is, and they are wanted when it is. */
+static void stack_gradients(const Graph *g, unsigned char *of_stack, unsigned char *of_param,
+                            bool to_params) {
+  for (uint32_t v = 1; v < g->values.n; v++) {
+    uint32_t n;
+    if (g->values.at[v].kind != VALUE_STACK) continue;
+    const uint32_t *params = graph_value_params(g, (ValueId){v}, &n);
+    for (uint32_t k = 0; k < n; k++) {
+      const uint32_t p = graph_param(g, (ParamId){params[k]})->value.i;
+      if (to_params) of_param[p] |= of_stack[v];
+      else of_stack[v] |= of_param[p];
+    }
+  }
+}
+
 /* Forward, then backward over the ops, which are in topological order. */
 static PiperStatus find_gradients(Graph *g, PiperErr *err) {
   unsigned char *trained = calloc(g->values.n, 1); /* depends on a parameter that is trained */
@@ -58,6 +77,7 @@ static PiperStatus find_gradients(Graph *g, PiperErr *err) {
   }
   for (size_t p = 1; p < g->params.n; p++)
     trained[g->params.at[p].value.i] = !g->params.at[p].frozen;
+  stack_gradients(g, trained, trained, false);
   for (size_t o = 1; o < g->ops.n; o++)
     for (int i = 0; i < 3; i++)
       if (differentiable(&g->ops.at[o], i))
@@ -67,6 +87,7 @@ static PiperStatus find_gradients(Graph *g, PiperErr *err) {
     for (int i = 0; i < 3; i++)
       if (differentiable(&g->ops.at[o], i))
         wanted[g->ops.at[o].in[i].i] |= wanted[g->ops.at[o].out.i];
+  stack_gradients(g, wanted, wanted, true);
   for (size_t v = 1; v < g->values.n; v++) g->values.at[v].needs_grad = trained[v] && wanted[v];
   for (size_t p = 1; p < g->params.n; p++)
     g->params.at[p].reached = graph_value(g, g->params.at[p].value)->needs_grad;
@@ -125,6 +146,11 @@ static PiperStatus cut_ops(Graph *g, PiperErr *err) {
     op->chunk = (ChunkId){(uint32_t)g->chunks.n - 1};
     c->end_op = o + 1;
     c->has_backward |= graph_value(g, op->out)->needs_grad;
+    c->may_drop |= op_may_drop(g, op);
+    if (op->kind == OP_EXPERT_ENDS) {
+      c->n_experts = graph_value(g, op->in[0])->shape.dim[1];
+      c->capacity = graph_value(g, op->in[0])->shape.dim[2] - 1;
+    }
   }
   for (size_t l = 1; l < g->losses.n; l++)
     graph_chunk(g, graph_op(g, graph_value(g, g->losses.at[l].value)->op)->chunk)->has_loss = true;
@@ -160,11 +186,12 @@ static PiperStatus list_reads(Graph *g, ChunkId c, unsigned char *crosses, Piper
     for (int i = 0; i < 3; i++) {
       const ValueId in = g->ops.at[o].in[i];
       const Value *v = graph_value(g, in);
-      bool pushed = true;
+      uint32_t n;
       if (in.i == 0 || computed_in(g, v, c)) continue;
-      if (v->kind == VALUE_PARAM) pushed = vec_push(&g->chunk_params, v->param.i);
-      else pushed = vec_push(&g->chunk_values, in.i);
-      if (!pushed) return err_nomem(err, "model");
+      const uint32_t *params = graph_value_params(g, in, &n);
+      if (params == NULL ? !vec_push(&g->chunk_values, in.i) : !vec_reserve(&g->chunk_params, n))
+        return err_nomem(err, "model");
+      for (uint32_t k = 0; k < n; k++) g->chunk_params.at[g->chunk_params.n++] = params[k];
       crosses[in.i] = 1;
     }
   chunk->n_in = sort_unique(&g->chunk_values, chunk->in_first);

@@ -1,4 +1,5 @@
-/* flops come from the op's row in op_rules.c; bytes are those of each operand and result, once. */
+/* flops come from the op's row in op_rules.c; bytes are those of each operand and result, once. Of
+ * blocks of experts only the rows in use count: as many as there are choices, or as there is room for. */
 #include "ir/grad_flow.h"
 #include "ir/op_rules.h"
 
@@ -47,8 +48,29 @@ static double flop_space(const Graph *g, const Op *op, FlopSpace space, int64_t 
   return out * (double)s->dim[s->rank - 1];
 }
 
+/* Ops whose blocks are mostly padding: elements of the rows in use; < 0: no such op. */
+static double used_elements(const Graph *g, const Op *op, int64_t samples) {
+  if (op->kind == OP_PACK) return elements(g, op->out, samples);
+  if (op->kind == OP_UNPACK) return elements(g, op->in[0], samples);
+  if (op->kind == OP_EXPERT_ENDS) return elements(g, op->out, samples);
+  if (op->kind != OP_DISPATCH && op->kind != OP_COMBINE) return -1;
+  const ValueId blocks = op->kind == OP_DISPATCH ? op->out : op->in[0];
+  const Shape *s = &graph_value(g, blocks)->shape;
+  const double room = elements(g, blocks, samples);
+  const double chosen = elements(g, op->in[1], samples) * (double)s->dim[s->rank - 1];
+  return chosen < room ? chosen : room;
+}
+
+/* They read and write each of these once. */
+static OpCost used_cost(const Op *op, double used, float per_element, size_t float_bytes) {
+  if (op->kind == OP_EXPERT_ENDS) return (OpCost){used, 64 * used}; /* a cache line for each count */
+  return (OpCost){per_element * used, 2 * used * (double)float_bytes};
+}
+
 static OpCost forward_cost(const Graph *g, const Op *op, int64_t samples, size_t float_bytes) {
   const OpFlops f = op_flops(op->kind);
+  const double used = used_elements(g, op, samples);
+  if (used >= 0) return used_cost(op, used, f.f, float_bytes);
   OpCost c = {.flops = f.f * flop_space(g, op, f.space, samples),
               .bytes = value_bytes(g, op->out, samples, float_bytes) +
                        value_bytes(g, op->aux, samples, float_bytes)};
@@ -99,6 +121,8 @@ OpCost graph_op_cost(const Graph *g, OpId id, KernelPart part, int wrt, int64_t 
   const Op *op = graph_op(g, id);
   if (OP_INFO[op->kind].flags & OPF_VIEW) return (OpCost){0};
   if (part == KERNEL_F) return forward_cost(g, op, samples, float_bytes);
+  const double used = used_elements(g, op, samples);
+  if (used >= 0) return used_cost(op, used, op_flops(op->kind).b[wrt], float_bytes);
   const unsigned mask = wrt == KERNEL_WRT_ALL ? flowing(g, op) : 1u << wrt;
   return gradient_cost(g, op, mask, samples, float_bytes);
 }

@@ -8,6 +8,7 @@
  *     ~          any number of axes, broadcast against each other as in NumPy
  *     c!         positions along this axis mix: the op needs it whole
  *     2          (auxiliary output) an axis of this length
+ *     A, B       (output) an axis of length attrs.d[0], attrs.d[1]
  *
  * From it follows what the op does along each axis: one that the output has too is independent, one
  * that only operands have is contracted (its sum taken), one with a ! is mixing. The batch axis has
@@ -33,8 +34,9 @@ typedef struct OpRule {
   const char *types; /* one letter an operand: f float, i i32, a any; in capitals: may be absent */
   const char *axes;
   const char *products;
-  bool mean; /* divides by the number of elements (CROSS_ENTROPY: of targets) */
+  bool mean; /* divides by the number of elements (CROSS_ENTROPY: of targets; BALANCE: of samples) */
   OpFlops flops;
+  bool integer; /* the output is i32 */
 } OpRule;
 
 /* clang-format off */
@@ -67,6 +69,16 @@ static const OpRule RULES[OP_KIND_COUNT] = {
   [OP_SUM_SQUARES]   = {{"input is"},                         "f",   "* ->",            "",      false, {SPACE_IN, 2, {2}}},
   [OP_MSE]           = {LEFT_RIGHT,                           "ff",  "*, * ->",         "",      true,  {SPACE_IN, 3, {3, 3}}},
   [OP_CROSS_ENTROPY] = {{"logits are", "targets are"},        "fi",  "*c!, * ->",       "",      true,  {SPACE_IN, 5, {5}}},
+  [OP_ROUTE]         = {{"logits are"},                       "f",   "bs!e! -> bsA",    "",      false, {SPACE_IN, 2, {0}}, true},
+  [OP_GATE]          = {{"logits are", "slots are"},          "fi",  "bse!, bsk! -> bsk", "",    false, {SPACE_IN, 20, {20}}},
+  [OP_BALANCE]       = {{"logits are", "slots are"},          "fi",  "bs!e!, bs!k! ->", "",      true,  {SPACE_IN, 20, {25}}},
+  [OP_DISPATCH]      = {{"tokens are", "slots are"},          "fi",  "bs!c, bs!k! -> bABc", "",  false, {SPACE_OUT, 0, {1}}},
+  [OP_COMBINE]       = {{"blocks are", "weights are", "slots are"}, "ffi", "be!t!c, bsk!, bsk! -> bsc", "", false, {SPACE_OUT, 2, {1, 2}}},
+  [OP_EXPERT_ENDS]   = {{"blocks are"},                       "f",   "bet!c! -> be",    "",      false, {SPACE_OUT, 1, {0}}, true},
+  [OP_PACK]          = {{"blocks are", "ends are"},           "fi",  "be!t!c, be! -> bAc", "",   false, {SPACE_OUT, 0, {0}}},
+  [OP_UNPACK]        = {{"rows are", "ends are"},             "fi",  "br!c, be -> beAc", "",     false, {SPACE_IN, 0, {0}}},
+  [OP_EXPERT_LINEAR] = {{"rows are", "weights are", "ends are"}, "ffi", "bri, eoi, be! -> bro", "", false, {SPACE_OUT_BY_LAST, 2, {2, 2}}},
+  [OP_EXPERT_SWIGLU] = {{"gate is", "up is", "ends are"},     "ffi", "brf, brf, be! -> brf", "", false, {SPACE_OUT, 21, {20, 10}}},
   [OP_ONCE]          = {{"input is"},                         "f",   "* -> *",          "",      false, {SPACE_OUT, 0, {0}}},
   [OP_FILL]          = {{NULL},                               "",    "->",              "",      false, {SPACE_OUT, 0, {0}}},
 };
@@ -131,6 +143,7 @@ typedef struct Infer {
   const OpRule *rule;
   AxesPattern axes;
   const Value *const *in;
+  const OpAttrs *attrs;
   char label[96];     /* linear "head" */
   char text[3][TEXT]; /* shapes of the operands */
   PiperErr *err;
@@ -318,6 +331,13 @@ static PiperStatus build_shape(Infer *x, const AxesTerm *t, Shape *out) {
       out->dim[out->rank++] = t->letter[l] - '0';
       continue;
     }
+    if (t->letter[l] == 'A' || t->letter[l] == 'B') {
+      const double d = x->attrs->d[t->letter[l] - 'A'];
+      if (!(d >= 1 && d <= (double)SHAPE_MAX_ELEMENTS))
+        return fail(x, "an axis of length %g is not between 1 and 2^48", d);
+      out->dim[out->rank++] = (int64_t)d;
+      continue;
+    }
     int operand = 0, axis = 0;
     find_letter(x, t->letter[l], &operand, &axis);
     copy_axis(out, &x->in[operand]->shape, axis);
@@ -456,13 +476,16 @@ static PiperStatus infer_shape(Infer *x, const OpSpec *spec, Shape *out) {
   if (kind == OP_ROPE) TRY(check_rope(x, spec, out));
   if (kind == OP_ATTENTION) TRY(check_attention(x));
   if (kind == OP_LINEAR || kind == OP_EMBEDDING) out->axis[out->rank - 1] = AXIS_FEATURE;
+  if (kind == OP_DISPATCH) out->axis[1] = AXIS_EXPERT;
+  if (kind == OP_PACK) out->axis[1] = AXIS_PACKED;
   return PIPER_OK;
 }
 
 PiperStatus op_infer(const OpSpec *spec, const Value *const in[3], OpResult *out, PiperErr *err) {
   const OpKind kind = spec->kind;
   const char *name = spec->name;
-  Infer x = {.rule = &RULES[kind], .axes = op_axes(kind), .in = in, .err = err};
+  Infer x = {
+      .rule = &RULES[kind], .axes = op_axes(kind), .in = in, .attrs = &spec->attrs, .err = err};
   *out = (OpResult){.dtype = DT_FLOAT, .divisor_per_sample = 1};
   if (name != NULL) snprintf(x.label, sizeof x.label, "%s \"%.64s\"", OP_INFO[kind].name, name);
   else snprintf(x.label, sizeof x.label, "%s", OP_INFO[kind].name);
@@ -477,10 +500,12 @@ PiperStatus op_infer(const OpSpec *spec, const Value *const in[3], OpResult *out
     TRY(shape_check(&out->aux, x.label, err));
   }
   if (x.rule->types[0] == 'a') out->dtype = in[0]->dtype;
+  if (x.rule->integer) out->dtype = DT_I32;
   if (x.rule->mean) {
     const Value *counted = kind == OP_CROSS_ENTROPY ? in[1] : in[0];
     out->per_element_mean = true;
-    out->divisor_per_sample = (double)shape_elements_per_sample(&counted->shape);
+    if (kind != OP_BALANCE)
+      out->divisor_per_sample = (double)shape_elements_per_sample(&counted->shape);
   }
   return PIPER_OK;
 }

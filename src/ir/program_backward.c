@@ -148,6 +148,44 @@ static void run_gradient(Backward *w, OpId id, unsigned wrt_mask) {
   build_cost(b, graph_op_cost(b->graph, id, KERNEL_B, call->wrt, b->samples, b->float_bytes));
 }
 
+/* A call for each expert: together they write the gradient of the rows, and each that of its own
+ * weight. */
+static void run_expert_gradients(Backward *w, OpId id, int wrt) {
+  enum { ROWS, WEIGHTS, ENDS, N };
+  ProgramBuild *b = w->b;
+  const Op *op = graph_op(b->graph, id);
+  const StackPart part = build_stack(b, op->in[WEIGHTS]);
+  const Place ends = build_value(b, op->in[ENDS]), dy = grad_place(w, build_root(b, op->out));
+  ChunkValue *rows = build_root(b, op->in[ROWS]);
+  const bool written = rows->grad_written;
+  const Place at = wrt == ROWS ? grad_place(w, rows) : build_value(b, op->in[ROWS]);
+  for (uint32_t k = 0; k < part.n; k++) {
+    const ParamId p = {part.params[k]};
+    const ValueId weight = graph_param(b->graph, p)->value;
+    if (wrt == WEIGHTS && !op_param_grad_flows(b->graph, op, wrt, p)) continue;
+    const Place weight_at =
+        wrt == ROWS ? build_value(b, weight) : grad_place(w, build_root(b, weight));
+    KernelCall *call = build_call(b, op->kind, KERNEL_B, N + 3);
+    if (call == NULL) return;
+    call->wrt = (uint8_t)wrt;
+    call->attrs.d[0] = k;
+    build_arg_shape(b, N, op->out);
+    build_arg(b, ENDS, ends, op->in[ENDS], BIND_READ);
+    build_arg(b, N + 1, dy, op->out, BIND_READ);
+    if (wrt == ROWS) {
+      build_arg_shape(b, ROWS, op->in[ROWS]);
+      build_arg(b, WEIGHTS, weight_at, weight, BIND_READ);
+      rows->grad_written = written;
+      write_grad(w, call, N + 2, 0, rows, at, op->in[ROWS]);
+    } else {
+      build_arg(b, ROWS, at, op->in[ROWS], BIND_READ);
+      build_arg_shape(b, WEIGHTS, weight);
+      write_grad(w, call, N + 2, 0, build_root(b, weight), weight_at, weight);
+    }
+  }
+  build_cost(b, graph_op_cost(b->graph, id, KERNEL_B, wrt, b->samples, b->float_bytes));
+}
+
 /* Bit i: the gradient of operand i is of this pass. */
 static unsigned gradients_here(const Backward *w, const Op *op) {
   unsigned mask = 0;
@@ -175,7 +213,8 @@ void build_backward(ProgramBuild *b, int classes) {
     for (int wrt = 0; wrt < 3; wrt++) {
       if (!(mask & 1u << wrt)) continue;
       begin_grad(&w, build_root(b, op->in[wrt]));
-      if (!joint) run_gradient(&w, (OpId){o}, 1u << wrt);
+      if (op->kind == OP_EXPERT_LINEAR) run_expert_gradients(&w, (OpId){o}, wrt);
+      else if (!joint) run_gradient(&w, (OpId){o}, 1u << wrt);
     }
     if (joint) run_gradient(&w, (OpId){o}, mask);
   }

@@ -98,6 +98,12 @@ bool build_add(ProgramBuild *b, ValueId v, uint32_t root, bool computed); /* roo
 void build_layout(ProgramBuild *b);
 Place build_value(ProgramBuild *b, ValueId v);
 OpAttrs build_attrs(const ProgramBuild *b, const Op *op);
+/* The parameters of a stack. */
+typedef struct StackPart {
+  const uint32_t *params; /* ParamIds */
+  uint32_t n;
+} StackPart;
+StackPart build_stack(const ProgramBuild *b, ValueId stack);
 static inline bool op_is_view(const Op *op) { return (OP_INFO[op->kind].flags & OPF_VIEW) != 0; }
 static inline ChunkValue *build_root(const ProgramBuild *b, ValueId v) {
   return &b->values.at[b->values.at[build_find(b, v)].root];

@@ -2,7 +2,8 @@
  *
  * A value lies in the first of these that fits:
  *
- *   another chunk's value, a model input, a parameter   its own binding
+ *   another chunk's value, a model input, a parameter   its own binding (a stack of parameters lies
+ *                                                       where each of them does)
  *   output of the chunk                                 its own VALUE binding
  *   read by a gradient of CLASS_BW                      SAVED_W
  *   read by gradients of CLASS_BI only                  SAVED_I
@@ -28,6 +29,13 @@
 
 #include "ir/grad_flow.h"
 
+StackPart build_stack(const ProgramBuild *b, ValueId stack) {
+  StackPart part = {0};
+  if (stack.i != 0 && graph_value(b->graph, stack)->kind == VALUE_STACK)
+    part.params = graph_value_params(b->graph, stack, &part.n);
+  return part;
+}
+
 static uint64_t aligned(uint64_t at) {
   return (at + PROGRAM_ALIGN - 1) / PROGRAM_ALIGN * PROGRAM_ALIGN;
 }
@@ -36,9 +44,15 @@ static void collect_values(ProgramBuild *b) {
   const Chunk *c = graph_chunk(b->graph, b->chunk);
   for (uint32_t o = c->first_op; o < c->end_op; o++) {
     const Op *op = graph_op(b->graph, (OpId){o});
-    for (int i = 0; i < 3; i++)
-      if (op->in[i].i != 0 && build_find(b, op->in[i]) == 0 && !build_add(b, op->in[i], 0, false))
-        return;
+    for (int i = 0; i < 3; i++) {
+      if (op->in[i].i == 0 || build_find(b, op->in[i]) != 0) continue;
+      if (!build_add(b, op->in[i], 0, false)) return;
+      const StackPart part = build_stack(b, op->in[i]);
+      for (uint32_t k = 0; k < part.n; k++) {
+        const ValueId p = graph_param(b->graph, (ParamId){part.params[k]})->value;
+        if (build_find(b, p) == 0 && !build_add(b, p, 0, false)) return;
+      }
+    }
     const uint32_t root = op_is_view(op) ? b->values.at[build_find(b, op->in[0])].root : 0;
     if (!build_add(b, op->out, root, true)) return;
     if (op->aux.i != 0 && !build_add(b, op->aux, 0, true)) return;
@@ -172,6 +186,9 @@ Place build_value(ProgramBuild *b, ValueId v) {
       return build_place(b, (Binding){.kind = BIND_INPUT, .value = root->value}, 0);
     case VALUE_OP:
       return build_place(b, (Binding){.kind = BIND_VALUE, .value = root->value}, 0);
+    case VALUE_STACK:
+      build_fail(b, PIPER_EBUG, "a stack of parameters has no place of its own");
+      return (Place){KERNEL_NO_BASE, 0};
     case VALUE_PARAM:
       break;
     }

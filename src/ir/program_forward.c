@@ -2,7 +2,7 @@
  * (program_chunk.c says where), and a loss is handed to the metrics as soon as it is known.
  *
  * R, the forward pass once more, runs only the ops that the backward passes need; it neither copies
- * outputs nor counts losses a second time. */
+ * outputs nor counts losses and dropped tokens a second time. */
 #include "ir/program_build.h"
 
 static bool needs_copy(const ProgramBuild *b, ValueId out) {
@@ -19,8 +19,33 @@ static void copy_output(ProgramBuild *b, const Op *op) {
   build_cost(b, (OpCost){.bytes = 2 * (double)build_bytes(b, op->out)});
 }
 
+/* One call for each expert, with its own weight. */
+static void run_experts(ProgramBuild *b, OpId id) {
+  enum { ROWS, WEIGHTS, ENDS, N };
+  const Op *op = graph_op(b->graph, id);
+  const Place rows = build_value(b, op->in[ROWS]), ends = build_value(b, op->in[ENDS]);
+  const Place out = build_value(b, op->out);
+  const StackPart part = build_stack(b, op->in[WEIGHTS]);
+  for (uint32_t k = 0; k < part.n; k++) {
+    const ValueId weight = graph_param(b->graph, (ParamId){part.params[k]})->value;
+    const Place w = build_value(b, weight);
+    KernelCall *call = build_call(b, op->kind, KERNEL_F, N + 1);
+    if (call == NULL) return;
+    call->attrs.d[0] = k;
+    build_arg(b, ROWS, rows, op->in[ROWS], BIND_READ);
+    build_arg(b, WEIGHTS, w, weight, BIND_READ);
+    build_arg(b, ENDS, ends, op->in[ENDS], BIND_READ);
+    build_arg(b, N, out, op->out, BIND_WRITE);
+  }
+  build_cost(b, graph_op_cost(b->graph, id, KERNEL_F, 0, b->samples, b->float_bytes));
+}
+
 static void run_op(ProgramBuild *b, OpId id) {
   const Op *op = graph_op(b->graph, id);
+  if (op->kind == OP_EXPERT_LINEAR) {
+    run_experts(b, id);
+    return;
+  }
   const uint32_t n = (uint32_t)OP_INFO[op->kind].n_operands;
   Place in[3] = {{0}};
   for (uint32_t i = 0; i < n; i++)
@@ -71,12 +96,25 @@ void build_again(ProgramBuild *b) {
   }
 }
 
+/* Experts that were full are counted where the choice is made. */
+static void count_dropped(ProgramBuild *b, const Op *op) {
+  const Place from = build_value(b, op->out);
+  const Place to = build_place(b, (Binding){.kind = BIND_METRICS},
+                               graph_metric_dropped(b->graph) * sizeof(double));
+  KernelCall *call = build_call(b, OP_DROPPED, KERNEL_F, 2);
+  if (call == NULL) return;
+  call->accumulate = true; /* as above */
+  build_arg(b, 0, from, op->out, BIND_READ);
+  build_arg_flat(b, 1, to, DT_F64, 1, BIND_READ | BIND_WRITE);
+}
+
 void build_forward(ProgramBuild *b) {
   const Chunk *c = graph_chunk(b->graph, b->chunk);
   for (uint32_t o = c->first_op; o < c->end_op && b->failed == PIPER_OK; o++) {
     const Op *op = graph_op(b->graph, (OpId){o});
     if (!op_is_view(op)) run_op(b, (OpId){o});
     else if (needs_copy(b, op->out)) copy_output(b, op);
+    if (op_may_drop(b->graph, op)) count_dropped(b, op);
     const uint32_t loss = build_loss(b, op->out);
     if (loss != 0) add_to_metrics(b, op->out, loss);
   }

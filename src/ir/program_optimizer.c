@@ -3,8 +3,8 @@
 #include "ir/program_build.h"
 
 static Place norm_place(ProgramBuild *b) {
-  const size_t n_losses = b->graph->losses.n - 1;
-  return build_place(b, (Binding){.kind = BIND_METRICS}, n_losses * sizeof(double));
+  return build_place(b, (Binding){.kind = BIND_METRICS},
+                     graph_metric_norm(b->graph) * sizeof(double));
 }
 
 static void flat_cost(ProgramBuild *b, int64_t elements, double flops, double moves) {

@@ -9,9 +9,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What an axis means. A name never decides whether an op is allowed. */
+/* What an axis means. A name never decides whether an op is allowed. EXPERT and PACKED (rows of
+ * experts, one behind the other) are the axes that a shard directive divides. */
 typedef enum AxisName {
-  AXIS_ANON, AXIS_BATCH, AXIS_SEQUENCE, AXIS_FEATURE, AXIS_CLASS, AXIS_EXPERT, AXIS_HEAD
+  AXIS_ANON, AXIS_BATCH, AXIS_SEQUENCE, AXIS_FEATURE, AXIS_CLASS, AXIS_EXPERT, AXIS_PACKED, AXIS_HEAD
 } AxisName;
 
 /* Row-major. When 'batched', axis 0 is batch * dim[0]; every other dim is a plain number. */

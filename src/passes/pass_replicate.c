@@ -5,7 +5,7 @@
  *           trained bucket has one UPDATE on all holders and one NORM on the first. Every backward
  *           that contributes to its gradient feeds both: through one ALL_REDUCE when there are
  *           several holders, else directly. One ALL_REDUCE of the metrics over all ranks takes the
- *           losses of every F that has one, and every NORM; with opt->clip each UPDATE waits for
+ *           losses and counts of every F that has one, and every NORM; with opt->clip each UPDATE waits for
  *           it. A forward that reads a bucket to whose gradient its chunk does not contribute
  *           precedes the UPDATE by a temporal edge (the others do through their backward)
  * breaks    nothing
@@ -404,7 +404,7 @@ static bool add_nodes(Replicator *w) {
   d->devs[metrics.i] = w->all_devs;
   d->stream[metrics.i] = w->dp_stream;
   for (uint32_t c = 1; c <= graph_n_chunks(g); c++) {
-    if (!graph_chunk(g, (ChunkId){c})->has_loss) continue;
+    if (!chunk_has_metrics(graph_chunk(g, (ChunkId){c}))) continue;
     for (uint32_t i = w->nodes_first[c]; i < w->nodes_first[c + 1]; i++) {
       const NodeId n = {w->chunk_nodes[i]};
       if (d->pass[n.i] == PASS_F && !add_edge(d, n, metrics, sums)) return false;

@@ -382,7 +382,7 @@ static Entry state_entry(const Lower *w, BufferRole role, uint32_t bucket, uint3
 }
 
 static uint64_t metrics_bytes(const Lower *w) {
-  return w->plan->graph->losses.n * sizeof(double); /* element 0 unused; one more for the norm */
+  return graph_n_metrics(w->plan->graph) * sizeof(double);
 }
 
 /* What the rank holds whether an instruction touches it or not. */

@@ -186,12 +186,15 @@ static bool collect_owed(const Plan *p, OwedVec *out) {
          held && o < graph_chunk(g, (ChunkId){c})->end_op; o++)
       for (int wrt = 0; held && wrt < 3; wrt++) {
         const Op *op = graph_op(g, (OpId){o});
-        if (!op_grad_flows(g, op, wrt) || graph_value(g, op->in[wrt])->kind != VALUE_PARAM)
-          continue;
-        const uint32_t bucket = p->dag->home[graph_value(g, op->in[wrt])->param.i].bucket.i;
-        if (seen[bucket] == c || !p->dag->buckets.at[bucket].trained) continue;
-        seen[bucket] = c;
-        held = vec_push(out, ((Owed){bucket, c}));
+        uint32_t n;
+        const uint32_t *params = graph_value_params(g, op->in[wrt], &n);
+        for (uint32_t k = 0; held && k < n; k++) {
+          if (!op_param_grad_flows(g, op, wrt, (ParamId){params[k]})) continue;
+          const uint32_t bucket = p->dag->home[params[k]].bucket.i;
+          if (seen[bucket] == c || !p->dag->buckets.at[bucket].trained) continue;
+          seen[bucket] = c;
+          held = vec_push(out, ((Owed){bucket, c}));
+        }
       }
   free(seen);
   if (held && out->n > 0) qsort(out->at, out->n, sizeof *out->at, by_bucket);

@@ -204,7 +204,7 @@ PiperStatus exec_capture(RankExec *x, PiperErr *err) {
   const RankPlan *r = x->rank;
   const DeviceOps *dev = x->device->ops;
   TRY(in_arena(x, r->step_offset, sizeof(StepBlock), err));
-  TRY(in_arena(x, r->metrics_offset, x->plan->graph->losses.n * sizeof(double), err));
+  TRY(in_arena(x, r->metrics_offset, graph_n_metrics(x->plan->graph) * sizeof(double), err));
   TRY(dev->capture_begin(x->device, err));
   for (uint32_t i = 0; i < r->instrs.n; i++) {
     PiperErr own = {PIPER_OK, ""};

@@ -203,7 +203,7 @@ static PiperStatus prepare(Job *job, const JobStep *step, PiperErr *err) {
     TRY(x->device->ops->copy_in(x->device, x->arena + x->rank->step_offset, &block, sizeof block,
                                 err));
     TRY(x->device->ops->zero(x->device, x->arena + x->rank->metrics_offset,
-                             job->plan->graph->losses.n * sizeof(double), err));
+                             graph_n_metrics(job->plan->graph) * sizeof(double), err));
   }
   return PIPER_OK;
 }
@@ -262,7 +262,7 @@ static PiperStatus await(Job *job, PiperErr *err) {
 }
 
 PiperStatus job_step(Job *job, const JobStep *step, double *metrics, PiperErr *err) {
-  const size_t n_losses = job->plan->graph->losses.n - 1;
+  const Graph *g = job->plan->graph;
   PiperErr own = {PIPER_OK, ""};
   PiperStatus st;
   TRY(check_alive(job, err));
@@ -275,8 +275,8 @@ PiperStatus job_step(Job *job, const JobStep *step, double *metrics, PiperErr *e
   if (st == PIPER_OK && metrics != NULL && job->plan->n_ranks != 0) {
     const RankExec *x = &job->ranks[0];
     st = x->device->ops->copy_out(x->device, metrics, x->arena + x->rank->metrics_offset,
-                                  (n_losses + 1) * sizeof *metrics, &own);
-    metrics[n_losses] = sqrt(metrics[n_losses]);
+                                  graph_n_metrics(g) * sizeof *metrics, &own);
+    metrics[graph_metric_norm(g)] = sqrt(metrics[graph_metric_norm(g)]);
   }
   if (st == PIPER_OK) return PIPER_OK;
   job_stop(job, st, own.text);

@@ -41,8 +41,8 @@ typedef struct JobStep {
                                 the call. NULL: an input that no rank reads */
 } JobStep;
 
-/* Runs one step. metrics: n_losses + 1 numbers, the losses and then the norm of the gradient; may be
- * NULL. PIPER_ESTOP: interrupt_pending() became true. */
+/* Runs one step. metrics: graph_n_metrics numbers, the losses, the norm of the gradient and what
+ * graph.h says besides; may be NULL. PIPER_ESTOP: interrupt_pending() became true. */
 PiperStatus job_step(Job *job, const JobStep *step, double *metrics, PiperErr *err);
 
 /* Whole tensors, row-major. Setting changes every copy. Gradients are those of the last step, before

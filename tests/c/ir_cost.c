@@ -62,8 +62,8 @@ int main(void) {
   is_near(cost_node(&t, p, d, n), 0, 0, "of one rank: nothing");
   d->devs[n.i] = devs(d, 0, 2);
   d->tensor[n.i] = dag_tensor(d, (Tensor){.kind = TENSOR_METRICS}).i;
-  is_near(cost_node(&t, p, d, n), 2 + 2 * 16 * 0.5 / 10, 1e-12,
-          "of the metrics: a loss and the norm in f64");
+  is_near(cost_node(&t, p, d, n), 2 + 2 * 24 * 0.5 / 10, 1e-12,
+          "of the metrics: a loss, the norm and what was dropped, in f64");
 
   n = dag_add_node(d, NODE_UPDATE, 0);
   d->bucket[n.i] = 1;

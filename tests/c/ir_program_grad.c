@@ -105,7 +105,8 @@ static unsigned char *bind(Step *s, const Binding *b, uint32_t chunk, Buf *works
 
 /* How often each came up: models that never show a case prove nothing about it. */
 static struct {
-  long kept, saved_i, saved_w, copies, sums, in_place, empty, tied, frozen, aux, joint, half, over;
+  long kept, saved_i, saved_w, copies, sums, in_place, empty, tied, frozen, aux, joint, half, over,
+      experts;
 } seen;
 
 static void look(const Step *s, const Program *p, Pass pass) {
@@ -123,13 +124,14 @@ static void look(const Step *s, const Program *p, Pass pass) {
     const KernelCall *c = &p->calls[i];
     seen.copies += c->op == OP_RESHAPE;
     seen.sums += c->op == OP_ACCUMULATE;
+    seen.experts += c->op == OP_EXPERT_LINEAR;
     if (c->part != KERNEL_B) continue;
     const Binding *dy = &p->bindings[c->args[OP_INFO[c->op].n_operands + 1].base];
     seen.in_place += dy->kind == BIND_GRAD;
     const int n = OP_INFO[c->op].n_operands;
     seen.over += OP_INFO[c->op].flags & OPF_OVER && c->args[0].base == c->args[n + 2].base;
     seen.aux += c->n_args == n + 4 && c->args[n + 3].base != KERNEL_NO_BASE;
-    if (c->wrt != KERNEL_WRT_ALL) continue;
+    if (c->wrt != KERNEL_WRT_ALL || c->op == OP_EXPERT_SWIGLU) continue; /* its third has none */
     int gradients = 0;
     for (int q = n + 4; q < c->n_args; q++) gradients += c->args[q].base != KERNEL_NO_BASE;
     seen.joint += gradients == n && pass == PASS_BI;
@@ -334,7 +336,7 @@ static double run_step(const Dag *d, Programs *programs, const Data *data,
   s.params = calloc(buckets, sizeof(Buf));
   s.pgrads = calloc(buckets, sizeof(Buf));
   s.pgrad_written = calloc(buckets, sizeof(bool));
-  memset(buf_at(&s.metrics, g->losses.n * 8), 0, g->losses.n * 8);
+  memset(buf_at(&s.metrics, graph_n_metrics(g) * 8), 0, graph_n_metrics(g) * 8);
   for (uint32_t b = 1; b < buckets; b++) {
     buf_at(&s.params[b], (uint64_t)d->buckets.at[b].elements * 8);
     buf_at(&s.pgrads[b], (uint64_t)d->buckets.at[b].elements * 8);
@@ -509,12 +511,13 @@ int main(void) {
   for (uint64_t seed = first; seed < first + n; seed++) try_model(seed, &bad);
   diag("%llu models cut in %d ways; kept %ld, saved_i %ld, saved_w %ld, copies %ld, sums %ld, in "
        "place %ld, empty %ld, tied %ld, frozen %ld, aux %ld, joint %ld, half of a joint %ld, over "
-       "%ld",
+       "%ld, experts %ld",
        (unsigned long long)n, bad.cuts, seen.kept, seen.saved_i, seen.saved_w, seen.copies,
        seen.sums, seen.in_place, seen.empty, seen.tied, seen.frozen, seen.aux, seen.joint,
-       seen.half, seen.over);
+       seen.half, seen.over, seen.experts);
   ok(seen.kept && seen.saved_i && seen.saved_w && seen.copies && seen.sums && seen.in_place &&
-         seen.empty && seen.tied && seen.frozen && seen.aux && seen.joint && seen.half && seen.over,
+         seen.empty && seen.tied && seen.frozen && seen.aux && seen.joint && seen.half &&
+         seen.over && seen.experts,
      "every case came up");
   is_int(bad.differences, 0, "gradients are those of central differences");
   is_int(bad.fused, 0, "gradients do not depend on where chunks end");

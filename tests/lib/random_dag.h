@@ -199,7 +199,7 @@ static inline void rdag_updates(RandomDag *r) {
   d->tensor[metrics] = rdag_tensor(d, sums).i;
   for (uint32_t c = 1; c < g->chunks.n; c++) {
     d->devs[metrics] = devsets_union(d->devsets, d->devs[metrics], r->devs[c]);
-    for (size_t i = 0; graph_chunk(g, (ChunkId){c})->has_loss && i < r->f[c].n; i++)
+    for (size_t i = 0; chunk_has_metrics(graph_chunk(g, (ChunkId){c})) && i < r->f[c].n; i++)
       rdag_edge(d, r->f[c].at[i], metrics, sums);
   }
   for (uint32_t b = 1; b < d->buckets.n; b++) {

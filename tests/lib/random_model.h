@@ -151,6 +151,57 @@ static inline void model_transformer_step(RandomModel *m, ValueId x, const Shape
   model_op(m, spec);
 }
 
+/* An op of a mixture of experts: what lies between them is not for others to use. */
+static inline ValueId model_moe_op(RandomModel *m, OpSpec spec) {
+  PiperErr err = {0};
+  ValueId out;
+  model_boundary(m);
+  if (graph_add_op(m->g, &spec, 0, &out, &err) != PIPER_OK) bail(err.text);
+  m->n_ops++;
+  return out;
+}
+
+static inline ValueId model_stack(RandomModel *m, int64_t experts, int64_t out, int64_t in) {
+  PiperErr err = {0};
+  ValueId params[4], stack;
+  for (int64_t i = 0; i < experts; i++) params[i] = model_param(m, model_shape(2, out, in));
+  if (graph_add_stack(m->g, params, (uint32_t)experts, &stack, &err) != PIPER_OK) bail(err.text);
+  return stack;
+}
+
+/* As nn.moe, of x [batch, S, C]: one to four experts, some of them with less room than tokens. */
+static inline void model_moe(RandomModel *m, ValueId x, const Shape *s) {
+  if (s->rank != 3 || !s->batched || s->dim[0] != 1) return;
+  const int64_t tokens = s->dim[1], width = s->dim[2], experts = 1 + model_int(m, 4), hidden = 2;
+  const double k = 1 + model_int(m, experts < 2 ? 1 : 2);
+  const double capacity = 1 + model_int(m, (int)tokens), e = (double)experts;
+  double rows = k * (double)tokens;
+  if (rows > e * capacity) rows = e * capacity;
+  const ValueId router = model_param(m, model_shape(2, experts, width));
+  const ValueId logits = model_moe_op(m, (OpSpec){.kind = OP_LINEAR, .in = {x, router}});
+  const ValueId slots =
+      model_moe_op(m, (OpSpec){.kind = OP_ROUTE, .in = {logits}, .attrs = {{k, capacity}}});
+  const ValueId weights = model_moe_op(
+      m, (OpSpec){
+             .kind = OP_GATE, .in = {logits, slots}, .attrs = {{model_int(m, 2), capacity}}});
+  model_op(m, (OpSpec){.kind = OP_BALANCE, .in = {logits, slots}, .attrs = {{0, capacity}}});
+  ValueId blocks = model_moe_op(
+      m, (OpSpec){.kind = OP_DISPATCH, .in = {x, slots}, .attrs = {{e, 1 + capacity}}});
+  const ValueId ends = model_moe_op(m, (OpSpec){.kind = OP_EXPERT_ENDS, .in = {blocks}});
+  const ValueId packed =
+      model_moe_op(m, (OpSpec){.kind = OP_PACK, .in = {blocks, ends}, .attrs = {{rows}}});
+  ValueId h[2];
+  for (int i = 0; i < 2; i++)
+    h[i] = model_moe_op(m, (OpSpec){.kind = OP_EXPERT_LINEAR,
+                                    .in = {packed, model_stack(m, experts, hidden, width), ends}});
+  h[0] = model_moe_op(m, (OpSpec){.kind = OP_EXPERT_SWIGLU, .in = {h[0], h[1], ends}});
+  h[0] = model_moe_op(m, (OpSpec){.kind = OP_EXPERT_LINEAR,
+                                  .in = {h[0], model_stack(m, experts, width, hidden), ends}});
+  blocks = model_moe_op(
+      m, (OpSpec){.kind = OP_UNPACK, .in = {h[0], ends}, .attrs = {{1 + capacity}}});
+  model_op(m, (OpSpec){.kind = OP_COMBINE, .in = {blocks, weights, slots}});
+}
+
 static inline void model_step(RandomModel *m) {
   const ValueId x = model_pick(m);
   const Shape s = graph_value(m->g, x)->shape;
@@ -158,7 +209,10 @@ static inline void model_step(RandomModel *m) {
   const bool feature = s.rank > (s.batched ? 1 : 0); /* the last axis is not the batch */
   const OpKind binary[] = {OP_ADD, OP_SUB, OP_MUL};
   const OpKind sum[] = {OP_SUM, OP_MEAN, OP_SUM_SQUARES};
-  switch (model_int(m, 16)) {
+  switch (model_int(m, 17)) {
+  case 16:
+    model_moe(m, x, &s);
+    return;
   case 12:
   case 13:
   case 14:
@@ -230,7 +284,11 @@ static inline void model_losses(RandomModel *m) {
   for (uint32_t p = 1; p < m->g->params.n; p++) { /* each parameter has to have a use */
     bool used = false;
     for (uint32_t o = 1; o < m->g->ops.n; o++)
-      for (int i = 0; i < 3; i++) used |= m->g->ops.at[o].in[i].i == m->g->params.at[p].value.i;
+      for (int i = 0; i < 3; i++) {
+        uint32_t n;
+        const uint32_t *params = graph_value_params(m->g, m->g->ops.at[o].in[i], &n);
+        for (uint32_t k = 0; k < n; k++) used |= params[k] == p;
+      }
     if (!used)
       model_loss(m, model_op(m, (OpSpec){.kind = OP_SUM, .in = {m->g->params.at[p].value}}));
   }
