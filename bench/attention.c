@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-enum { ROUNDS = 9 };
+enum { ROUNDS = 25 };
 
 typedef struct Size {
   int samples, length, heads, kv_heads, width;

@@ -6,7 +6,8 @@
  * Gemm. Real data is float in the table's 'f32' half and double in 'f64'.
  *
  * Results depend on the values alone: not on alignment, not on the thread, and a row of a product
- * not on how many rows are computed with it. Sums run in f64, in an order fixed by their length. */
+ * not on how many rows are computed with it. Sums run in f64, those of products (gemm,
+ * attention) in the type of the data, in an order fixed by their length. */
 #ifndef PIPER_KERNELS_H
 #define PIPER_KERNELS_H
 

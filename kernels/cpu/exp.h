@@ -4,7 +4,7 @@
  * (2^23), whose unit is 1, so n also stands in the low bits of that sum; ln 2 is subtracted in two
  * parts, the first short enough that n times it is exact. e^r is a polynomial: Taylor's of degree 13
  * (remainder below 5e-18), for float degree 7 (below 6e-9). Results below the smallest normal number
- * are 0. NaN stays NaN; x > 0 is not for this function. */
+ * are 0. NaN stays NaN; above 0 x may be what rounding makes of 0, no more. */
 ALWAYS_INLINE REAL FN(exp_nonpositive)(REAL x) {
   union {
     REAL real;
