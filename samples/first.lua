@@ -6,14 +6,14 @@ local nn, schedules = piper.nn, piper.schedules
 local stages, microbatches = 4, 8
 local batch, context, width = 64, 64, 128
 
--- The model: the embedding of a byte, two hidden layers, and from them the next byte. Every
--- piper.annotate("PP", ...) is one pipeline stage: PP = 0, 1, 2, 3.
+-- The model: the embedding of a byte, hidden layers, and from them the next byte. Every call of
+-- piper.annotate("PP", ...) makes the next pipeline stage: PP = 0, 1, 2, 3.
 local model = piper.model("first", function(m)
   local tokens = m:input("tokens", { "batch", context }, "i32")
   local targets = m:input("targets", { "batch", context }, "i32")
   local h
   piper.annotate("PP", function() h = nn.embedding(tokens, "embed", { vocab = 256, width = width }) end)
-  for layer = 1, 2 do
+  for layer = 1, stages - 2 do
     piper.annotate("PP", function() h = h + nn.relu(nn.linear(h, "hidden." .. layer, { out = width })) end)
   end
   piper.annotate("PP", function() m:loss(nn.cross_entropy(nn.linear(h, "head", { out = 256 }), targets)) end)

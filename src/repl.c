@@ -250,10 +250,27 @@ static Got read_chunk(lua_State *L, Session *s, int *status) {
   return GOT_LINE;
 }
 
+/* A table that has no text of its own is shown by its contents, cut short. */
+static void show_tables(lua_State *L, int n) {
+  for (int i = 1; i <= n; i++) {
+    if (lua_type(L, i) != LUA_TTABLE) continue;
+    if (lua_getmetatable(L, i)) {
+      lua_pop(L, 1);
+      continue;
+    }
+    if (luaL_loadstring(L, "return require('piper.check').show(...)") == LUA_OK) {
+      lua_pushvalue(L, i);
+      if (lua_pcall(L, 1, 1, 0) == LUA_OK) lua_replace(L, i);
+    }
+    lua_settop(L, n);
+  }
+}
+
 static void print_results(lua_State *L) {
   const int n = lua_gettop(L);
   if (n == 0) return;
   luaL_checkstack(L, LUA_MINSTACK, "too many results to print");
+  show_tables(L, n);
   lua_getglobal(L, "print");
   lua_insert(L, 1);
   if (script_call(L, n, 0) != LUA_OK) {

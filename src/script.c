@@ -28,7 +28,10 @@ static void stop_hook(lua_State *L, lua_Debug *ar) {
   (void)ar;
   const bool first = lua_gethookmask(L) != LUA_MASKCOUNT;
   lua_sethook(L, stop_hook, LUA_MASKCOUNT, first ? 1000 : 1);
-  luaL_error(L, "interrupted!");
+  bind_where(L);
+  lua_pushliteral(L, "interrupted!");
+  lua_concat(L, 2);
+  lua_error(L);
 }
 
 static void on_interrupt(int sig) {

@@ -77,6 +77,45 @@ function M.suggestion(name, candidates, what)
   return #candidates > 0 and (" (%s: %s)"):format(what, table.concat(candidates, ", ")) or ""
 end
 
+local function public_names(t)
+  local names = {}
+  for k in pairs(t) do
+    if type(k) == "string" and not k:find "^_" then names[#names + 1] = k end
+  end
+  table.sort(names)
+  return names
+end
+
+---Makes asking a module for a name that it does not have an error, with the nearest name there is.
+---@param t table
+---@param where string such as "nn"
+---@return table t itself
+function M.strict(t, where)
+  local meta = getmetatable(t) or {}
+  meta.__index = function(_, name)
+    if type(name) == "string" and name:find "^_" then return nil end
+    M.fail("%s: there is no %s%s", where, M.show(name), M.suggestion(name, public_names(t), "there are"))
+  end
+  return setmetatable(t, meta)
+end
+
+---Seals a class once its methods are written: its objects have no other names, and a method that is
+---called with "." instead of ":" says so.
+---@param class table
+---@param object string what messages call an object, such as "run"
+function M.seal(class, object)
+  for _, name in ipairs(public_names(class)) do
+    local method = class[name]
+    class[name] = function(self, ...)
+      if getmetatable(self) ~= class then
+        M.fail("%s: this is a method; it is called with a colon: %s:%s(...)", name, object, name)
+      end
+      return method(self, ...)
+    end
+  end
+  M.strict(class, object)
+end
+
 local ARTICLE = {
   string = "a string", number = "a number", integer = "a whole number", boolean = "true or false",
   table = "a table", list = "a list", ["function"] = "a function", any = "any value", ["nil"] = "nil",

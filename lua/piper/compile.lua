@@ -102,7 +102,7 @@ end
 ---@param options piper.CompileOptions
 ---@return piper.Plan
 local function compile(model, strategy, options)
-  if type(model) ~= "table" or model.graph == nil then
+  if type(model) ~= "table" or rawget(model, "graph") == nil then
     check.fail("compile: argument 1 is %s, not a model of piper.model", check.show(model))
   end
   if getmetatable(strategy) ~= require "piper.strategy".Strategy then
@@ -145,5 +145,7 @@ function Plan:digest() return self.core:digest() end
 function Plan:check_equivalence(spec) return require "piper.equivalence"(self, spec or {}) end
 
 function Plan:__tostring() return self.core:table() end
+
+check.seal(Plan, "plan")
 
 return setmetatable({ Plan = Plan, build = build }, { __call = function(_, ...) return compile(...) end })

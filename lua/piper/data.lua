@@ -75,4 +75,4 @@ function M.table(inputs)
   return data
 end
 
-return M
+return check.strict(M, "data")

@@ -6,6 +6,13 @@ local DECLARED = {
   steps = "integer>=1?", seed = "integer?", dtype = "string?", data = "any?", check = "boolean?",
 }
 
+local Result = {}
+
+function Result:__tostring()
+  return ("largest relative differences: loss %.2g, gradients %.2g, parameters %.2g%s"):format(self.loss, self.grad,
+    self.param, self.worst and (", farthest in " .. self.worst) or "")
+end
+
 -- Runs plan and reference in step and keeps the largest relative errors seen. The gradient norm counts
 -- as a gradient.
 local function compare(run, reference, steps, lr, compared)
@@ -64,5 +71,5 @@ return function(plan, spec)
       end
     end
   end
-  return result
+  return setmetatable(result, Result)
 end

@@ -18,6 +18,13 @@ return setmetatable(M, {
       value = require("piper." .. name)
     elseif FIELDS[name] then
       value = require(FIELDS[name])[name]
+    elseif not name:find "^_" then
+      local check, names = require "piper.check", {}
+      for _, list in ipairs { MODULES, FIELDS } do
+        for known in pairs(list) do names[#names + 1] = known end
+      end
+      table.sort(names)
+      check.fail("piper: there is no %s%s", check.show(name), check.suggestion(name, names, "there are"))
     end
     rawset(t, name, value)
     return value

@@ -44,4 +44,4 @@ function M.cosine(spec)
     end)
 end
 
-return M
+return check.strict(M, "lr")

@@ -111,6 +111,8 @@ function Model:__tostring()
   return require "piper.model_text" (self)
 end
 
+check.seal(Model, "model")
+
 ---Runs fn once, with symbolic tensors, and returns the model it describes.
 ---@param name string
 ---@param fn fun(m: piper.Model)

@@ -467,4 +467,4 @@ function M.cross_entropy(logits, targets, options)
     { number = { 0, ignore, 1 } })
 end
 
-return M
+return check.strict(M, "nn")

@@ -280,9 +280,17 @@ function Strategy:__tostring()
   return table.concat(lines, "\n")
 end
 
+check.seal(Strategy, "strategy")
 M.Strategy = Strategy
 
-return setmetatable(M, { __call = function(_, ...)
-  if select("#", ...) > 0 then check.fail "strategy: takes no arguments; directives are added with its methods" end
-  return M.new()
-end })
+return setmetatable(M, {
+  __call = function(_, ...)
+    if select("#", ...) > 0 then check.fail "strategy: takes no arguments; directives are added with its methods" end
+    return M.new()
+  end,
+  __index = function(_, name)
+    if rawget(Strategy, name) then
+      check.fail("strategy: %s is a method of a strategy, which piper.strategy() makes", check.show(name))
+    end
+  end,
+})

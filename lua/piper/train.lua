@@ -44,9 +44,9 @@ function M.train(plan, spec)
   if getmetatable(plan) ~= require "piper.compile".Plan then
     check.fail("train: argument 1 is %s, not a plan of piper.compile", check.show(plan))
   end
-  check.options("train", spec, { data = "any", seed = "integer?", lr = "any?" })
+  check.options("train", spec, { data = "any?", seed = "integer?", lr = "any?" })
   if type(spec.data) ~= "userdata" then
-    check.fail("train: data is %s, not one of piper.data.text, piper.data.table", check.show(spec.data))
+    check.fail("train: data is %s; piper.data.text(...) or piper.data.table {...} makes it", check.show(spec.data, 1))
   end
   local lr = rate_of(spec.lr, plan)
   plan:verify()
@@ -126,5 +126,7 @@ function Run:close() self.core:close() end
 Run.__close = Run.close
 
 function Run:__tostring() return ("run: %d steps done"):format(self.step) end
+
+check.seal(Run, "run")
 
 return setmetatable(M, { __call = function(_, ...) return M.train(...) end })

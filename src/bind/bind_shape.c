@@ -62,6 +62,10 @@ void bind_read_shape(lua_State *L, int idx, const char *what, Shape *out) {
   lua_Integer fields = 0;
   const lua_Integer n = (lua_Integer)lua_rawlen(L, idx);
   for (lua_pushnil(L); lua_next(L, idx) != 0; lua_pop(L, 1)) fields++;
+  for (lua_Integer i = 1; i <= n; i++) {
+    if (lua_rawgeti(L, idx, i) == LUA_TNIL) bind_fail(L, "%s: axis %I of the shape is nil", what, (LUAI_UACINT)(i - 1));
+    lua_pop(L, 1);
+  }
   if (fields != n) bind_fail(L, "%s: shape has fields besides its %I axes", what, (LUAI_UACINT)n);
   if (n > SHAPE_MAX_RANK)
     bind_fail(L, "%s: %I axes; there can be %d", what, (LUAI_UACINT)n, SHAPE_MAX_RANK);
