@@ -46,7 +46,8 @@ function M.train(plan, spec)
   end
   check.options("train", spec, { data = "any?", seed = "integer?", lr = "any?" })
   if type(spec.data) ~= "userdata" then
-    check.fail("train: data is %s; piper.data.text(...) or piper.data.table {...} makes it", check.show(spec.data, 1))
+    check.fail("train: %s; piper.data.text(...) or piper.data.table {...} makes it",
+      spec.data == nil and 'field "data" is missing' or "data is " .. check.show(spec.data, 1))
   end
   local lr = rate_of(spec.lr, plan)
   plan:verify()

@@ -235,6 +235,6 @@ tap.is(backward, 2 * 2 * (4 * 5 + 2 * 5 * 3), "flops backward: no gradient of th
 tap.is(total, forward + backward, "flops of a step")
 tap.is(math.type(total), "integer", "flops are whole")
 tap.is(m.graph:tokens_per_sample(), 1, "without ids a token is a sample")
-tap.is(tostring(piper.modle), "nil", "an unknown part is nil")
+tap.error_matches(function() return piper.modle end, 'piper: there is no "modle" %(did you mean "model"%?%)$', "an unknown part")
 
 tap.done()

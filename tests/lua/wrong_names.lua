@@ -38,7 +38,7 @@ tap.ok(tostring(plan:check_equivalence {}):find "^largest relative differences: 
   "what check_equivalence returns prints as a line")
 
 says("no data", function() piper.train(plan, {}) end,
-  "train: data is nil; piper.data.text(...) or piper.data.table {...} makes it")
+  'train: field "data" is missing; piper.data.text(...) or piper.data.table {...} makes it')
 says("a table as data", function() piper.train(plan, { data = { x = { 1 } } }) end,
   "train: data is { x = {...} }; piper.data.text(...) or piper.data.table {...} makes it")
 local run <close> = piper.train(plan, { data = piper.data.table { x = { { 1, 2 } } } })
