@@ -60,6 +60,14 @@ static void switch_to(lua_State *L) {
 
 /* ---- coroutines ---- */
 
+/* Was the message on top of the stack blamed on the user's line by the library? */
+static bool is_blamed(lua_State *L) {
+  lua_getfield(L, LUA_REGISTRYINDEX, BIND_BLAMED);
+  const bool blamed = lua_rawequal(L, -1, -2);
+  lua_pop(L, 1);
+  return blamed;
+}
+
 /* Resumes 'co' with the top n_args values of L; leaves its results, or the error and returns -1. */
 static int resume(lua_State *L, lua_State *co, int n_args) {
   if (!lua_checkstack(co, n_args)) {
@@ -102,7 +110,7 @@ static int wrapped(lua_State *L) {
     status = lua_resetthread(co);
     lua_xmove(co, L, 1);
   }
-  if (status != LUA_ERRMEM && lua_type(L, -1) == LUA_TSTRING) {
+  if (status != LUA_ERRMEM && lua_type(L, -1) == LUA_TSTRING && !is_blamed(L)) {
     luaL_where(L, 1);
     lua_insert(L, -2);
     lua_concat(L, 2);
@@ -128,14 +136,6 @@ void script_open(lua_State *L) {
 }
 
 /* ---- calls ---- */
-
-/* Was the message on top of the stack blamed on the user's line by the library? */
-static bool is_blamed(lua_State *L) {
-  lua_getfield(L, LUA_REGISTRYINDEX, BIND_BLAMED);
-  const bool blamed = lua_rawequal(L, -1, -2);
-  lua_pop(L, 1);
-  return blamed;
-}
 
 /* A message that names the user's line already: the library's frames would only hide it, so what
  * is added is how the script came there. */

@@ -4,6 +4,7 @@
 
 #include "bind/bind.h"
 
+#include <ctype.h>
 #include <lauxlib.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -66,6 +67,10 @@ static bool has_position(const char *text) {
 static int raise_top(lua_State *L) {
   if (!has_position(lua_tostring(L, -1))) {
     bind_where(L);
+    if (lua_rawlen(L, -1) == 0) { /* a coroutine, or a tail call, without a frame of the user's */
+      lua_pop(L, 1);
+      return lua_error(L);
+    }
     lua_insert(L, -2);
     lua_concat(L, 2);
   }
@@ -87,18 +92,35 @@ int bind_fail(lua_State *L, const char *fmt, ...) {
   return raise_top(L);
 }
 
+/* ---- values in messages ---- */
+
+#define SHOWN 60 /* bytes of a string */
+
+static const char *show_string(lua_State *L, int idx) {
+  char text[SHOWN + 1];
+  size_t len, n = 0;
+  const char *s = lua_tolstring(L, idx, &len);
+  const size_t take = len > SHOWN ? SHOWN - 3 : len;
+  for (; n < take; n++) text[n] = iscntrl((unsigned char)s[n]) ? '?' : s[n];
+  text[n] = '\0';
+  return lua_pushfstring(L, len > SHOWN ? "\"%s...\"" : "\"%s\"", text);
+}
+
+const char *bind_show(lua_State *L, int idx) {
+  switch (lua_type(L, idx)) {
+  case LUA_TSTRING: return show_string(L, idx);
+  case LUA_TNIL:
+  case LUA_TNUMBER:
+  case LUA_TBOOLEAN: return luaL_tolstring(L, idx, NULL);
+  default: return lua_pushfstring(L, "a %s", luaL_typename(L, idx));
+  }
+}
+
 /* ---- options ---- */
 
 static void wrong_type(lua_State *L, const char *where, const char *name, const char *want) {
   if (lua_isnil(L, -1)) bind_fail(L, "%s: field \"%s\" is missing: it is %s", where, name, want);
-  const char *got = luaL_tolstring(L, -1, NULL); /* over the value */
-  switch (lua_type(L, -2)) {
-  case LUA_TSTRING: got = lua_pushfstring(L, "\"%s\"", got); break;
-  case LUA_TNUMBER:
-  case LUA_TBOOLEAN: break;
-  default: got = lua_pushfstring(L, "a %s", luaL_typename(L, -2)); break;
-  }
-  bind_fail(L, "%s: field \"%s\" is %s, not %s", where, name, got, want);
+  bind_fail(L, "%s: field \"%s\" is %s, not %s", where, name, bind_show(L, -1), want);
 }
 
 static lua_Integer int_on_top(lua_State *L, const char *where, const char *name, lua_Integer min,

@@ -21,6 +21,10 @@ int luaopen_piper_core(lua_State *L);
 int bind_raise(lua_State *L, const PiperErr *err);
 int bind_fail(lua_State *L, const char *fmt, ...); /* formats of lua_pushfstring */
 
+/* Pushes the value at 'idx' as a message shows it: a string quoted, cut where it is long, without
+ * control characters; of tables and the like only the type. */
+const char *bind_show(lua_State *L, int idx);
+
 /* The registry holds the last message that bind_raise, bind_fail or check.fail raised here. */
 #define BIND_BLAMED "piper.blamed"
 

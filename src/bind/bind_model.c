@@ -100,7 +100,7 @@ static const double *call_init(lua_State *L, int idx, const char *what, const ch
     lua_call(L, 2, 1);
     if (lua_type(L, -1) != LUA_TNUMBER)
       bind_fail(L, "%s: the init function gave %s for element %I, not a number", what,
-                luaL_tolstring(L, -1, NULL), (LUAI_UACINT)i);
+                bind_show(L, -1), (LUAI_UACINT)i);
     values[i] = lua_tonumber(L, -1);
     lua_pop(L, 1);
   }

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/nearest.h"
 #include "bind/bind.h"
 #include "bind/bind_data.h"
 #include "bind/bind_plan.h"
@@ -136,23 +137,29 @@ static int run_lua_step(lua_State *L) {
   return 3;
 }
 
-/* The parameter called 'name' (argument 2). */
-static ParamId check_param(lua_State *L, const LuaRun *run) {
+/* The parameter whose name is argument 2; 'where' begins messages. */
+static ParamId check_param(lua_State *L, const LuaRun *run, const char *where) {
   const Graph *g = run->plan->graph;
-  const char *name = luaL_checkstring(L, 2);
-  const uint32_t id = intern_find(g->names, name);
-  for (uint32_t p = 1; id != 0 && p < g->params.n; p++)
-    if (g->params.at[p].name == id) return (ParamId){p};
-  bind_fail(L, "run: the model has no parameter \"%s\"", name);
+  size_t len;
+  const char *name = luaL_checklstring(L, 2, &len);
+  const uint32_t id = strlen(name) == len ? intern_find(g->names, name) : 0;
+  Nearest near = {0};
+  for (uint32_t p = 1; p < g->params.n; p++) {
+    if (id != 0 && g->params.at[p].name == id) return (ParamId){p};
+    nearest_try(&near, name, graph_name(g, g->params.at[p].name));
+  }
+  const char *meant =
+      near.best != NULL ? lua_pushfstring(L, " (did you mean \"%s\"?)", near.best) : "";
+  bind_fail(L, "%s: the model has no parameter %s%s", where, bind_show(L, 2), meant);
   return (ParamId){0};
 }
 
 typedef PiperStatus (*Getter)(Job *, ParamId, double *, PiperErr *);
 
 /* -> { shape = { ... }, flat values } */
-static int push_tensor(lua_State *L, Getter get) {
+static int push_tensor(lua_State *L, Getter get, const char *where) {
   LuaRun *run = check_run(L, 1);
-  const ParamId p = check_param(L, run);
+  const ParamId p = check_param(L, run, where);
   const Shape *shape = &graph_param(run->plan->graph, p)->shape;
   const int64_t n = shape_elements(shape, 1);
   double *values = lua_newuserdatauv(L, (size_t)(n + 1) * sizeof *values, 0);
@@ -172,13 +179,13 @@ static int push_tensor(lua_State *L, Getter get) {
   return 1;
 }
 
-static int run_lua_param(lua_State *L) { return push_tensor(L, job_get_param); }
-static int run_lua_grad(lua_State *L) { return push_tensor(L, job_get_grad); }
+static int run_lua_param(lua_State *L) { return push_tensor(L, job_get_param, "params"); }
+static int run_lua_grad(lua_State *L) { return push_tensor(L, job_get_grad, "gradients"); }
 
 /* run:set(name, flat list) */
 static int run_lua_set(lua_State *L) {
   LuaRun *run = check_run(L, 1);
-  const ParamId p = check_param(L, run);
+  const ParamId p = check_param(L, run, "set_params");
   luaL_checktype(L, 3, LUA_TTABLE);
   const int64_t n = shape_elements(&graph_param(run->plan->graph, p)->shape, 1);
   if (luaL_len(L, 3) != n)
@@ -188,7 +195,7 @@ static int run_lua_set(lua_State *L) {
   for (int64_t i = 0; i < n; i++) {
     if (lua_geti(L, 3, i + 1) != LUA_TNUMBER)
       return bind_fail(L, "set_params: element %d of \"%s\" is %s, not a number", (int)(i + 1),
-                       lua_tostring(L, 2), luaL_typename(L, -1));
+                       lua_tostring(L, 2), bind_show(L, -1));
     values[i] = lua_tonumber(L, -1);
     lua_pop(L, 1);
   }

@@ -5,20 +5,6 @@
 
 #include "bind/bind.h"
 
-/* Pushes the value at 'idx' as a message shows it. */
-static const char *shown(lua_State *L, int idx) {
-  switch (lua_type(L, idx)) {
-  case LUA_TSTRING:
-    return lua_pushfstring(L, "\"%s\"", lua_tostring(L, idx));
-  case LUA_TTABLE:
-    return lua_pushliteral(L, "a table");
-  case LUA_TFUNCTION:
-    return lua_pushliteral(L, "a function");
-  default:
-    return luaL_tolstring(L, idx, NULL);
-  }
-}
-
 static bool is_batch(lua_State *L, int idx) {
   return lua_type(L, idx) == LUA_TSTRING && strcmp(lua_tostring(L, idx), "batch") == 0;
 }
@@ -50,7 +36,7 @@ static void read_axis(lua_State *L, int axis, const char *what, Shape *out) {
     out->batched = true;
     out->axis[0] = AXIS_BATCH;
   } else if (!whole(L, &out->dim[axis])) {
-    bind_fail(L, "%s: axis %d is %s; an axis is a whole number%s", what, axis, shown(L, -1),
+    bind_fail(L, "%s: axis %d is %s; an axis is a whole number%s", what, axis, bind_show(L, -1),
               axis == 0 ? ", \"batch\" or { \"batch\", k }" : "");
   }
 }
@@ -58,7 +44,7 @@ static void read_axis(lua_State *L, int axis, const char *what, Shape *out) {
 void bind_read_shape(lua_State *L, int idx, const char *what, Shape *out) {
   *out = (Shape){0};
   if (lua_type(L, idx) != LUA_TTABLE)
-    bind_fail(L, "%s: shape is %s; it is a list such as { \"batch\", 128 }", what, shown(L, idx));
+    bind_fail(L, "%s: shape is %s; it is a list such as { \"batch\", 128 }", what, bind_show(L, idx));
   lua_Integer fields = 0;
   const lua_Integer n = (lua_Integer)lua_rawlen(L, idx);
   for (lua_pushnil(L); lua_next(L, idx) != 0; lua_pop(L, 1)) fields++;

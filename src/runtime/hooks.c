@@ -87,24 +87,24 @@ PiperStatus hooks_read(Hooks *h, PiperErr *err) {
     const char *s = v;
     if (!read_seconds(&s, &h->watchdog_seconds) || *s != '\0') {
       return err_set(err, PIPER_EUSER,
-                     "PIPER_WATCHDOG=%s: it takes seconds, for example 60, or 0 for no watchdog", v);
+                     "train: PIPER_WATCHDOG is \"%s\": it takes seconds, for example 60, or 0 for no watchdog", v);
     }
   }
   v = getenv("PIPER_JITTER");
   if (v != NULL && !read_jitter(v, h)) {
     return err_set(err, PIPER_EUSER,
-                   "PIPER_JITTER=%s: it takes <seed>[:<max us>], for example 1:200", v);
+                   "train: PIPER_JITTER is \"%s\": it takes <seed>[:<max us>], for example 1:200", v);
   }
   v = getenv("PIPER_FAULT");
   if (v != NULL && !read_fault(v, h)) {
     return err_set(err, PIPER_EUSER,
-                   "PIPER_FAULT=%s: it takes <pass>:<step>:<rank>[:sleep:<seconds>], for example "
+                   "train: PIPER_FAULT is \"%s\": it takes <pass>:<step>:<rank>[:sleep:<seconds>], for example "
                    "B:3:1; a pass is F, B, BI or BW, or the kind of another node (update, transfer, "
                    "all_reduce, norm)", v);
   }
   v = getenv("PIPER_POISON");
   if (v != NULL && strcmp(v, "0") != 0 && strcmp(v, "1") != 0) {
-    return err_set(err, PIPER_EUSER, "PIPER_POISON=%s: it takes 0 or 1", v);
+    return err_set(err, PIPER_EUSER, "train: PIPER_POISON is \"%s\": it takes 0 or 1", v);
   }
   h->poison = v != NULL && v[0] == '1';
   return PIPER_OK;

@@ -150,9 +150,9 @@ train_fails('lr is "fast"', { data = piper.data.table { x = { { 1, 2, 3, 4 } } }
 os.remove(short)
 local run = piper.train(plan, { data = piper.data.table { x = { { 1, 2, 3, 4 } } } })
 tap.error_matches(function() run:gradients "layer0.weight" end, "bad_input.lua:%d+: gradients: no step has run yet")
-tap.error_matches(function() run:params "layer9.weight" end, 'bad_input.lua:%d+: run: the model has no parameter "layer9.weight"')
+tap.error_matches(function() run:params "layer9.weight" end, 'bad_input.lua:%d+: params: the model has no parameter "layer9.weight" %(did you mean "layer%d.weight"%?%)$')
 tap.error_matches(function() run:set_params("layer0.bias", { 1 }) end, 'set_params: "layer0.bias" has 4 elements, not 1')
-tap.error_matches(function() run:set_params("layer0.bias", { 1, 2, {}, 4 }) end, 'set_params: element 3 of "layer0.bias" is table')
+tap.error_matches(function() run:set_params("layer0.bias", { 1, 2, {}, 4 }) end, 'set_params: element 3 of "layer0.bias" is a table, not a number')
 run:close()
 tap.error_matches(function() for _ in run:steps(1) do end end, "bad_input.lua:%d+: run: it is closed")
 

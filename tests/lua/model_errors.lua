@@ -158,7 +158,7 @@ bad(function() nn.param("p", { 2 }, { init = { normal = -1 } }) end, "param: ini
 bad(function() nn.param("p", { 2 }, { init = { normal = 0 / 0 } }) end,
   ("param: init normal is %s, not a number of at least 0"):format(0 / 0))
 bad(function() nn.param("p", { 2 }, { init = function() return "1" end }) end,
-  'param: parameter "p": the init function gave 1 for element 0, not a number')
+  'param: parameter "p": the init function gave "1" for element 0, not a number')
 bad(function() nn.param("p", { 2 }, { init = 1 }) nn.param("p", { 2 }, { init = 2 }) end,
   ('param: parameter "p" has its initial values from %s:%d; the same name is the same parameter'):format(here,
     debug.getinfo(1, "l").currentline - 2))
