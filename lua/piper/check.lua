@@ -29,6 +29,8 @@ local function sorted_keys(t)
   return keys
 end
 
+local SHOWN = 8 -- elements of a table
+
 ---A value as a message shows it: "x", { PP = 0, MB = { 0, 1 } }; keys sorted, long ones cut.
 ---@return string
 function M.show(v, depth)
@@ -40,22 +42,20 @@ function M.show(v, depth)
   elseif kind ~= "table" then
     return kind == "function" and "a function" or tostring(v)
   end
-  local meta = getmetatable(v)
-  if meta and meta.__tostring then return (tostring(v):match "[^\n]*") end
+  local meta = getmetatable(v) -- whatever a __metatable of the user's says
+  if type(meta) == "table" and meta.__tostring then return (tostring(v):match("[^\n]*"):gsub("%c", "?")) end
   if next(v) == nil then return "{}" end
   if depth == 0 then return "{...}" end
-  local parts = {}
-  for _, k in ipairs(sorted_keys(v)) do
-    if #parts == 8 then
-      parts[#parts + 1] = "..."
-      break
+  local parts, n = {}, rawlen(v)
+  for i = 1, math.min(n, SHOWN + 1) do parts[i] = M.show(rawget(v, i), depth - 1) end
+  for _, k in ipairs(n <= SHOWN and sorted_keys(v) or {}) do
+    if #parts > SHOWN then break end
+    if math.type(k) ~= "integer" or k < 1 or k > n then
+      local name = type(k) == "string" and k:find "^[%a_][%w_]*$" and k or "[" .. M.show(k, 0) .. "]"
+      parts[#parts + 1] = name .. " = " .. M.show(rawget(v, k), depth - 1)
     end
-    local item = M.show(v[k], depth - 1)
-    if math.type(k) ~= "integer" or k < 1 or k > #v then
-      item = (type(k) == "string" and k:find "^[%a_][%w_]*$" and k or "[" .. M.show(k, 0) .. "]") .. " = " .. item
-    end
-    parts[#parts + 1] = item
   end
+  if #parts > SHOWN then parts[SHOWN + 1] = "..." end
   return "{ " .. table.concat(parts, ", ") .. " }"
 end
 
@@ -116,6 +116,13 @@ function M.seal(class, object)
   M.strict(class, object)
 end
 
+---Is it a userdata of the core, such as a "piper.Data"?
+---@return boolean
+function M.is_core(v, name)
+  local meta = type(v) == "userdata" and getmetatable(v)
+  return type(meta) == "table" and meta.__name == name
+end
+
 local ARTICLE = {
   string = "a string", number = "a number", integer = "a whole number", boolean = "true or false",
   table = "a table", list = "a list", ["function"] = "a function", any = "any value", ["nil"] = "nil",
@@ -132,7 +139,7 @@ local function is_kind(v, kind)
   if kind == "any" then return v ~= nil end
   if kind == "list" then return is_list(v) end
   if kind == "integer" then return type(v) == "number" and math.tointeger(v) ~= nil end
-  if kind == "number" then return type(v) == "number" and v == v end
+  if kind == "number" then return type(v) == "number" and v - v == 0 end -- neither nan nor infinite
   return type(v) == kind
 end
 
@@ -168,22 +175,21 @@ local function is_declared(v, declared)
   return false
 end
 
----Checks one value; 'what' is how the message names it, 'declared' a type as in check.options.
+---Checks one value; 'what' is how the message names it (a function that says it, where that takes
+---work), 'declared' a type as in check.options.
 ---@generic T
 ---@param where string the function's name
----@param what string such as 'argument 1 (name)'
+---@param what string|fun(): string such as 'argument 1 (name)'
 ---@param v T
 ---@param declared string
 ---@return T
 function M.value(where, what, v, declared)
   local optional = declared:sub(-1) == "?"
   if optional then declared = declared:sub(1, -2) end
-  if v == nil and optional then return v end
+  if v == nil and optional or v ~= nil and is_declared(v, declared) then return v end
+  if type(what) == "function" then what = what() end
   if v == nil then M.fail("%s: %s is missing: it is %s", where, what, describe(declared)) end
-  if not is_declared(v, declared) then
-    M.fail("%s: %s is %s, not %s", where, what, M.show(v), describe(declared))
-  end
-  return v
+  M.fail("%s: %s is %s, not %s", where, what, M.show(v), describe(declared))
 end
 
 ---Checks an options table. 'declared' maps each field to its type: "string", "number", "integer",
@@ -218,6 +224,7 @@ function M.choice(where, what, v, choices)
     if v == c then return v end
   end
   local near = M.nearest(v, choices)
+  if type(what) == "function" then what = what() end
   M.fail('%s: %s is %s, not one of "%s"%s', where, what, M.show(v), table.concat(choices, '", "'),
     near and (' (did you mean "%s"?)'):format(near) or "")
 end

@@ -28,25 +28,12 @@ local DECLARED = {
   threads_per_rank = "integer>=1?", order_rule = "string?", memory_limit = "integer>=1?", verify = "boolean?",
 }
 
--- Bytes of memory that a new allocation may take now; nil where the system does not say.
-local function available_bytes()
-  local f = io.open "/proc/meminfo"
-  if not f then return nil end
-  local kib = f:read "a":match "MemAvailable:%s+(%d+) kB"
-  f:close()
-  return kib and math.tointeger(kib) * 1024
-end
-
 -- PIPER_STREAMS=1: all streams of a rank collapse into one queue.
 local function single_stream()
   local streams = os.getenv "PIPER_STREAMS"
   if streams == nil or streams == "" then return false end
   if streams ~= "1" then check.fail("compile: PIPER_STREAMS is %s: it is 1 or not set", check.show(streams)) end
   return true
-end
-
-local function is_optimizer(o)
-  return o == nil or o.kind == "sgd" or o.kind == "adamw"
 end
 
 -- The core's plan for the checked options.
@@ -62,7 +49,7 @@ end
 
 -- A plan that does not fit into this machine is refused before it runs.
 local function refuse_above_available(plan)
-  local available = available_bytes()
+  local available = require "piper.available"()
   if not available then return end
   local ranks, memory = plan:info().ranks, plan:memory()
   local total, worst = 0, ranks[1]
@@ -88,10 +75,8 @@ local function checked(options)
   if options.order_rule then
     check.choice("compile", 'field "order_rule"', options.order_rule, { "critical_path", "downstream" })
   end
-  if not is_optimizer(options.optimizer) then
-    check.fail('compile: field "optimizer" is %s: piper.sgd{...} or piper.adamw{...} make one', check.show(options.optimizer))
-  end
-  copy.optimizer = options.optimizer or require "piper.optim".sgd { lr = 0.01 }
+  local optim = require "piper.optim"
+  copy.optimizer = options.optimizer and optim.copy("compile", options.optimizer) or optim.sgd { lr = 0.01 }
   if copy.verify == nil then copy.verify = (os.getenv "PIPER_VERIFY" or "0") ~= "0" end
   return copy
 end
@@ -102,7 +87,7 @@ end
 ---@param options piper.CompileOptions
 ---@return piper.Plan
 local function compile(model, strategy, options)
-  if type(model) ~= "table" or rawget(model, "graph") == nil then
+  if type(model) ~= "table" or not check.is_core(rawget(model, "graph"), "piper.Graph") then
     check.fail("compile: argument 1 is %s, not a model of piper.model", check.show(model))
   end
   if getmetatable(strategy) ~= require "piper.strategy".Strategy then
@@ -111,7 +96,8 @@ local function compile(model, strategy, options)
   local all = checked(options)
   local plan = build(model, strategy, all)
   if not all.memory_limit then refuse_above_available(plan) end
-  return setmetatable({ core = plan, model = model, strategy = strategy, options = all }, Plan)
+  -- What is compiled again later (check_equivalence, dump) is this strategy, whatever is added to it.
+  return setmetatable({ core = plan, model = model, strategy = strategy:copy(), options = all }, Plan)
 end
 
 ---The DAG's text form after the named pass ("build", "split", ..., see doc).

@@ -21,15 +21,20 @@ function M.text(paths, spec)
   end
   check.options("data.text", spec, { context = "integer>=1" })
   if spec.context > 1 << 30 then check.fail("data.text: context = %d is too large", spec.context) end
-  return core.data.text(paths, spec.context)
+  local available = require "piper.available"()
+  return core.data.text(paths, spec.context, available and available // 2)
 end
 
+local DEEPEST = 100 -- lists in lists: more is a table in itself
+
 -- Appends the numbers in a row (a number, or nested lists of numbers) to 'flat'.
-local function flatten(row, flat, where)
+local function flatten(row, flat, where, depth)
   if type(row) == "number" then
     flat[#flat + 1] = row
   elseif type(row) == "table" then
-    for _, v in ipairs(row) do flatten(v, flat, where) end
+    check.value("data.table", where, row, "list")
+    if depth == DEEPEST then check.fail("data.table: %s has lists nested deeper than %d", where, DEEPEST) end
+    for _, v in ipairs(row) do flatten(v, flat, where, depth + 1) end
   else
     check.fail("data.table: %s is %s, not a number or a list of numbers", where, check.show(row))
   end
@@ -61,7 +66,7 @@ function M.table(inputs)
     local flat = {}
     for i, row in ipairs(inputs[name]) do
       local before = #flat
-      flatten(row, flat, ("sample %d of %q"):format(i, name))
+      flatten(row, flat, ("sample %d of %q"):format(i, name), 0)
       if i > 1 and (#flat - before) * (i - 1) ~= before then
         check.fail("data.table: sample %d of %q has %d values, the ones before it %d", i, name, #flat - before,
           before // (i - 1))

@@ -51,6 +51,7 @@ return function(plan, spec)
   local compile = require "piper.compile"
   local dtype = check.choice(where, 'field "dtype"', spec.dtype or "f64", { "f32", "f64" })
   local options = setmetatable({ dtype = dtype }, { __index = plan.options })
+  if spec.data ~= nil then require "piper.train".check_data(where, spec.data) end
   local data = spec.data or core.data.random()
   local seed = spec.seed or 1
   local run <close> = require "piper.train".guard(core.run.open(compile.build(plan.model, plan.strategy, options), data, seed))

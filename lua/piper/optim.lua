@@ -37,4 +37,16 @@ function M.adamw(spec)
   }
 end
 
+---A copy of an optimizer, whose fields a script may have changed.
+---@param where string
+---@param o any
+---@return piper.Optimizer
+function M.copy(where, o)
+  if o.kind == "sgd" then return M.sgd { lr = o.lr, momentum = o.momentum, weight_decay = o.weight_decay } end
+  if o.kind == "adamw" then
+    return M.adamw { lr = o.lr, betas = { o.beta1, o.beta2 }, eps = o.eps, weight_decay = o.weight_decay }
+  end
+  check.fail('%s: field "optimizer" is %s: piper.sgd{...} or piper.adamw{...} make one', where, check.show(o))
+end
+
 return M

@@ -32,18 +32,25 @@ local function filter_copy(where, filter)
       check.fail("%s: the filter %s has no tag before %s: it is a table such as { PP = 0 }", where,
         check.show(filter), check.show(index))
     end
+    if tag:find("\0", 1, true) then check.fail("%s: %s is not a tag: it is a word such as PP", where, check.show(tag)) end
+    local is_list = type(index) == "table" and rawlen(index) > 0
+    if is_list then
+      check.value(where, function() return ("%s in the filter %s"):format(tag, check.show(filter)) end, index, "list")
+    end
     if tag == "PASS" then
-      for _, pass in ipairs(type(index) == "table" and index or { index }) do
-        check.choice(where, "PASS in the filter " .. check.show(filter), pass, PASSES)
+      local list = is_list and table.move(index, 1, rawlen(index), 1, {}) or { index }
+      for _, pass in ipairs(list) do
+        check.choice(where, function() return "PASS in the filter " .. check.show(filter) end, pass, PASSES)
       end
-      copy[tag] = type(index) == "table" and table.move(index, 1, #index, 1, {}) or index
+      copy[tag] = is_list and list or index
     elseif index == "*" or index == false then
       copy[tag] = index
-    elseif type(index) == "table" and #index > 0 then
+    elseif is_list then
       local list = {}
       for i, v in ipairs(index) do
-        list[i] = check.value(where, ("index %d of %s in the filter %s"):format(i, tag, check.show(filter)),
-          v, "integer>=0")
+        list[i] = check.value(where, function()
+          return ("index %d of %s in the filter %s"):format(i, tag, check.show(filter))
+        end, v, "integer>=0")
       end
       copy[tag] = list
     elseif math.type(index) == "integer" and index >= 0 then
@@ -223,7 +230,7 @@ function Strategy:add(list)
     for k, v in pairs(spec) do
       if k ~= "op" and k ~= "line" then fields[k] = v end
     end
-    local directive = append(self, spec.op, fields, spec.line or line)
+    local directive = append(self, spec.op, fields, type(spec.line) == "string" and spec.line or line)
     directive.schedule = n_lists
     if spec.op == "order" then
       directive.rank_in_schedule = rank
@@ -264,6 +271,12 @@ function Strategy:save_csv(path) require "piper.strategy_csv".save(self, path) r
 ---@return piper.Strategy
 function M.new()
   return setmetatable({ directives = {} }, Strategy)
+end
+
+---Another strategy with the same directives; what is added to one of them leaves the other as it is.
+---@return piper.Strategy
+function Strategy:copy()
+  return setmetatable({ directives = table.move(self.directives, 1, #self.directives, 1, {}) }, Strategy)
 end
 
 function Strategy:__tostring()

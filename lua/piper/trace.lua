@@ -5,6 +5,9 @@ local check = require "piper.check"
 local M = {}
 
 local current ---@type piper.Model?
+-- The coroutine that runs its function. One that yielded inside, or that is gone, does not come back:
+-- its model is given up when the next one begins.
+local owner = setmetatable({}, { __mode = "v" })
 
 ---@param where string the function that needs a model
 ---@return piper.Model
@@ -15,9 +18,14 @@ end
 ---Begins the tracing of a model; it ends when what is returned is closed.
 ---@param model piper.Model
 function M.begin(model)
-  if current then check.fail('model: "%s" is inside the function of model "%s"', model.name, current.name) end
-  current = model
-  return setmetatable({}, { __close = function() current = nil end })
+  local status = current and owner.thread and coroutine.status(owner.thread)
+  if status == "running" or status == "normal" then
+    check.fail('model: "%s" is inside the function of model "%s"', model.name, current.name)
+  end
+  current, owner.thread = model, coroutine.running()
+  return setmetatable({}, { __close = function()
+    if current == model then current = nil end
+  end })
 end
 
 ---@param model piper.Model

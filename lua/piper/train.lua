@@ -36,6 +36,14 @@ local function tokens_per_step(plan)
   return plan.options.batch * plan.model.graph:tokens_per_sample()
 end
 
+---Raises where 'data' is no source of samples.
+function M.check_data(where, data)
+  if not check.is_core(data, "piper.Data") then
+    check.fail("%s: %s; piper.data.text(...) or piper.data.table {...} makes it", where,
+      data == nil and 'field "data" is missing' or "data is " .. check.show(data, 1))
+  end
+end
+
 ---@param plan piper.Plan
 ---@param spec { data: piper.Data, seed?: integer, lr?: number|fun(step: integer): number }
 ---seed (default 0) of initial values and data order; lr overrides the optimizer's
@@ -45,10 +53,7 @@ function M.train(plan, spec)
     check.fail("train: argument 1 is %s, not a plan of piper.compile", check.show(plan))
   end
   check.options("train", spec, { data = "any?", seed = "integer?", lr = "any?" })
-  if type(spec.data) ~= "userdata" then
-    check.fail("train: %s; piper.data.text(...) or piper.data.table {...} makes it",
-      spec.data == nil and 'field "data" is missing' or "data is " .. check.show(spec.data, 1))
-  end
+  M.check_data("train", spec.data)
   local lr = rate_of(spec.lr, plan)
   plan:verify()
   local self = { plan = plan, lr = lr, step = 0, tokens = tokens_per_step(plan) }
@@ -60,9 +65,10 @@ end
 local function advance(self)
   local step = self.step + 1
   local lr = self.lr(step)
-  if type(lr) ~= "number" or lr ~= lr or lr < 0 then
-    check.fail("train: the learning rate of step %d is %s", step, check.show(lr))
+  if type(lr) ~= "number" or not (lr >= 0 and lr < math.huge) then
+    check.fail("train: the learning rate of step %d is %s, not a number of at least 0", step, check.show(lr))
   end
+  if self.step >= step then check.fail("train: the learning rate of step %d has run that step: it gives a number only", step) end
   local start = core.system.seconds()
   local losses, norm, dropped = self.core:step(step, lr)
   local seconds = core.system.seconds() - start
@@ -81,7 +87,7 @@ end
 ---@return fun(): integer?, piper.Metrics?
 function Run:steps(n)
   check.value("steps", "argument 1", n, "integer>=0")
-  local last = self.step + n
+  local last = self.step + math.tointeger(math.min(n, math.maxinteger - self.step))
   local progress = require "piper.progress".new(self.step, last)
   return function()
     if self.step >= last then return nil end

@@ -32,10 +32,11 @@ static LuaData *push_data(lua_State *L) {
   return d;
 }
 
-/* text({path, ...}, context) */
+/* text({path, ...}, context, limit in bytes or nil) */
 static int data_lua_text(lua_State *L) {
   const lua_Integer n = luaL_len(L, 1);
   const lua_Integer context = luaL_checkinteger(L, 2);
+  const lua_Integer limit = luaL_optinteger(L, 3, INT64_MAX);
   /* The box for the array of strings; the strings stay alive in the table. */
   const char **paths = lua_newuserdatauv(L, (size_t)(n + 1) * sizeof *paths, 0);
   for (lua_Integer i = 0; i < n; i++) {
@@ -45,7 +46,7 @@ static int data_lua_text(lua_State *L) {
   }
   LuaData *d = push_data(L);
   PiperErr err = {0};
-  BIND_TRY(L, data_text(paths, (uint32_t)n, context, &d->source, &err), &err);
+  BIND_TRY(L, data_text(paths, (uint32_t)n, context, limit, &d->source, &err), &err);
   return 1;
 }
 

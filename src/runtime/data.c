@@ -1,5 +1,6 @@
 #include "runtime/data.h"
 
+#include "base/interrupt.h"
 #include "base/rng.h"
 #include "base/vec.h"
 
@@ -46,7 +47,15 @@ void data_free(DataSource *d) {
 
 /* ---- text ------------------------------------------------------------------------------------ */
 
-static PiperStatus append_file(DataSource *d, const char *path, PiperErr *err) {
+#define READ_AT_ONCE ((size_t)1 << 24) /* Ctrl-C is looked for in between */
+
+static PiperStatus too_long(const char *path, int64_t limit, PiperErr *err) {
+  return err_set(err, PIPER_EUSER,
+                 "data.text: with \"%s\" the text is longer than %lld MiB, half of the memory available",
+                 path, (long long)(limit >> 20));
+}
+
+static PiperStatus append_file(DataSource *d, const char *path, int64_t limit, PiperErr *err) {
   struct stat info;
   FILE *f = fopen(path, "rb");
   if (f == NULL)
@@ -57,6 +66,14 @@ static PiperStatus append_file(DataSource *d, const char *path, PiperErr *err) {
     goto done;
   }
   for (size_t cap = d->text_bytes;;) {
+    if (interrupt_pending()) {
+      st = err_set(err, PIPER_ESTOP, "interrupted");
+      break;
+    }
+    if (d->text_bytes > (size_t)limit) {
+      st = too_long(path, limit, err);
+      break;
+    }
     if (d->text_bytes == cap) {
       cap = cap < 65536 ? 65536 : cap * 2;
       unsigned char *grown = realloc(d->text, cap);
@@ -66,7 +83,9 @@ static PiperStatus append_file(DataSource *d, const char *path, PiperErr *err) {
       }
       d->text = grown;
     }
-    const size_t got = fread(d->text + d->text_bytes, 1, cap - d->text_bytes, f);
+    const size_t room = cap - d->text_bytes;
+    const size_t got =
+        fread(d->text + d->text_bytes, 1, room < READ_AT_ONCE ? room : READ_AT_ONCE, f);
     d->text_bytes += got;
     if (got == 0) {
       if (ferror(f))
@@ -79,12 +98,12 @@ done:
   return st;
 }
 
-PiperStatus data_text(const char *const *paths, uint32_t n_paths, int64_t context, DataSource **out,
-                      PiperErr *err) {
+PiperStatus data_text(const char *const *paths, uint32_t n_paths, int64_t context, int64_t limit,
+                      DataSource **out, PiperErr *err) {
   DataSource *d = source_new(SOURCE_TEXT);
   if (d == NULL) return err_nomem(err, "data.text");
   PiperStatus st = PIPER_OK;
-  for (uint32_t i = 0; i < n_paths && st == PIPER_OK; i++) st = append_file(d, paths[i], err);
+  for (uint32_t i = 0; i < n_paths && st == PIPER_OK; i++) st = append_file(d, paths[i], limit, err);
   d->context = context;
   d->n_samples = d->text_bytes > 0 ? (int64_t)(d->text_bytes - 1) / context : 0;
   if (st == PIPER_OK && d->text_bytes == 0)

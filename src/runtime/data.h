@@ -16,9 +16,10 @@ typedef struct DataSource DataSource;
 /* Bytes of files, one after the other, as the inputs "tokens" and "targets", i32 [context] a
  * sample; a target is the byte after its token. Windows of 'context' bytes do not overlap and are
  * visited in a new order each epoch, which depends on the seed and the epoch only. An error when a
- * file cannot be read or all of them together are shorter than one sample (context + 1 bytes). */
-PiperStatus data_text(const char *const *paths, uint32_t n_paths, int64_t context, DataSource **out,
-                      PiperErr *err);
+ * file cannot be read, or all of them together are shorter than one sample (context + 1 bytes) or
+ * longer than 'limit' bytes. Ctrl-C ends it. */
+PiperStatus data_text(const char *const *paths, uint32_t n_paths, int64_t context, int64_t limit,
+                      DataSource **out, PiperErr *err);
 
 /* Values given in full, used in order and from the start again. data_table makes a source for
  * 'n_samples' samples, data_table_add copies one input: n_samples * per_sample values. */

@@ -39,6 +39,7 @@ interrupt "a loop that makes coroutines and catches" '
   while true do coroutine.resume(coroutine.create(function() while true do end end)) end'
 interrupt "a sort" 'print "ready" while true do local t = {} for i = 1, 1000 do t[i] = -i end table.sort(t) end'
 interrupt "a read that waits" 'print "ready" io.read() while true do end'
+interrupt "a text without end" 'print "ready" require "piper".data.text("/dev/zero", { context = 8 })'
 
 cat >closing.lua <<'END'
 local file <close> = setmetatable({}, { __close = function()

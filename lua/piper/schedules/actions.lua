@@ -101,6 +101,9 @@ function M.device_sets(where, devices, ranks)
   return sets
 end
 
+-- A schedule is a table of all its actions.
+local MOST = 1 << 22
+
 ---Checks the options of a builder.
 ---@param where string
 ---@param spec piper.ScheduleSpec
@@ -118,6 +121,10 @@ function M.shape(where, spec, placement, stages_per_rank, further)
   local per_rank = spec.stages_per_rank or fixed or stages_per_rank or 2
   if fixed and per_rank ~= fixed then
     check.fail('%s: field "stages_per_rank" is %d: its placement, "%s", has %d on each rank', where, per_rank, placement, fixed)
+  end
+  if 1.0 * spec.ranks * per_rank * spec.microbatches > MOST then
+    check.fail("%s: %.15g ranks x %.15g stages x %.15g microbatches are too many: the product is at most %d", where,
+      spec.ranks, per_rank, spec.microbatches, MOST)
   end
   return {
     ranks = math.tointeger(spec.ranks),

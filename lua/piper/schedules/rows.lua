@@ -31,6 +31,10 @@ local function cell(rank, column) return ("rank %d, column %d"):format(rank, col
 local function index(v) return math.type(v) == "integer" and v >= 0 end
 
 local function action_of(rows, filter, rank, column)
+  if type(filter) ~= "table" then
+    check.fail("%s: %s: %s is not a filter such as { PP = 0, MB = 0, PASS = \"F\" }", rows.where, rows.cell(rank, column),
+      check.show(filter))
+  end
   local stage, mb, letter = filter.PP, filter.MB, LETTER[filter.PASS]
   if not index(stage) or not index(mb) or not letter then
     check.fail("%s: %s: %s does not name one PP, one MB and one PASS", rows.where, rows.cell(rank, column), check.show(filter))
