@@ -28,7 +28,7 @@ typedef struct Gemm {
 } Gemm;
 
 /* Working space of a gemm: so many bytes, aligned to 64, for each thread that computes. */
-#define KERNEL_SCRATCH_BYTES ((size_t)768 * 1024)
+#define KERNEL_SCRATCH_BYTES ((size_t)2432 * 1024)
 
 /* Element (sample, position, head, i) of an array lies at sample * .sample + position * .position +
  * head * .head + i. */

@@ -28,6 +28,8 @@
 
 #include "kernels/cpu/isa.h"
 
+#include "ahead.h"
+
 #include <math.h>
 
 #define SELF "attention.c"
@@ -146,11 +148,11 @@ typedef void FN(Tile)(int64_t kc, const FN(Product) *x);
 #define TILE(rows, vectors)                                                                        \
   static void FN(tile_r##rows##x##vectors)(int64_t kc, const FN(Product) *x) {                     \
     FN(tile)(rows, vectors, kc, x->a, x->a_row, 1, x->b, x->ldb, x->c, x->ldc, x->start, x->ldc,   \
-             x->keep, x->factor);                                                                  \
+             x->keep, x->factor, NULL);                                                            \
   }                                                                                                \
   static void FN(tile_c##rows##x##vectors)(int64_t kc, const FN(Product) *x) {                     \
     FN(tile)(rows, vectors, kc, x->a, 1, x->a_step, x->b, x->ldb, x->c, x->ldc, x->start, x->ldc,  \
-             x->keep, x->factor);                                                                  \
+             x->keep, x->factor, NULL);                                                            \
   }
 #define TILES(rows) TILE(rows, 1) TILE(rows, 2) TILE(rows, 3)
 /* clang-format off */

@@ -19,7 +19,7 @@
 enum { OPF_MODEL = 1, OPF_VIEW = 2, OPF_AUX = 4, OPF_JOINT = 8, OPF_OVER = 16, OPF_SCRATCH = 32 };
 
 /* Working space that each thread of a rank needs for the calls of OPF_SCRATCH ops. */
-#define OP_SCRATCH_BYTES ((uint64_t)768 * 1024)
+#define OP_SCRATCH_BYTES ((uint64_t)2432 * 1024)
 
 typedef enum OpKind {
   OP_NONE = 0,

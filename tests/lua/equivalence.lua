@@ -85,7 +85,7 @@ end
 local few, many = memory_of("one_f_one_b", 8, 16), memory_of("one_f_one_b", 32, 64)
 local threads = memory_of("one_f_one_b", 8, 16, 3)
 for rank = 0, 3 do
-  tap.is(threads[rank].workspace - few[rank].workspace, 2 * 768 * 1024, ("rank %d: each thread has its working space"):format(rank))
+  tap.is(threads[rank].workspace - few[rank].workspace, 2 * 2432 * 1024, ("rank %d: each thread has its working space"):format(rank))
 end
 local inputs = 4 * 6 * 48 -- bytes of the 48 more samples of one input
 for rank = 0, 3 do
