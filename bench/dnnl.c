@@ -115,7 +115,7 @@ static KernelArg array(uint16_t base, int64_t rows, int64_t columns) {
 }
 
 /* As a linear op: NT its forward, NN the gradient of its operand, TN that of its weight. */
-static void make_own(Product *p, const Layer *l, float *x, float *w, float *y) {
+static void make_own(Product *p, unsigned char *scratch, const Layer *l, float *x, float *w, float *y) {
   const bool forward = strcmp(l->kind, "NT") == 0, of_x = strcmp(l->kind, "NN") == 0;
   for (int i = 0; i < KERNEL_MAX_ARGS; i++) p->call.args[i].base = KERNEL_NO_BASE;
   p->call.op = OP_LINEAR;
@@ -133,7 +133,8 @@ static void make_own(Product *p, const Layer *l, float *x, float *w, float *y) {
   p->bases[0] = (unsigned char *)x;
   p->bases[1] = (unsigned char *)w;
   p->bases[2] = (unsigned char *)y;
-  p->run = (KernelRun){.calls = &p->call, .n_calls = 1, .bases = p->bases, .step = &p->step};
+  p->run = (KernelRun){.calls = &p->call, .n_calls = 1, .bases = p->bases, .step = &p->step,
+                       .scratch = scratch};
 }
 
 static dnnl_memory_t memory(dnnl_engine_t engine, int64_t rows, int64_t columns, bool trans,
@@ -175,9 +176,9 @@ static void make_dnnl(Product *p, dnnl_engine_t engine, const Layer *l, float *x
   dnnl_primitive_desc_destroy(pd);
 }
 
-static void run_own(Product *p, OpsCpuScratch *scratch) {
+static void run_own(Product *p, const OpsCpu *cpu) {
   PiperErr err = {0};
-  if (ops_cpu_run(&p->run, scratch, &err) == PIPER_OK) return;
+  if (ops_cpu_run(&p->run, cpu, &err) == PIPER_OK) return;
   fprintf(stderr, "%s\n", err.text);
   exit(1);
 }
@@ -191,7 +192,8 @@ typedef struct Setting {
   const Kernels *k;
   dnnl_engine_t engine;
   Team *team;
-  OpsCpuScratch *scratch;
+  OpsCpu cpu;
+  unsigned char *scratch; /* of all threads */
   double log_ratio; /* sum over the layers */
   int n;
 } Setting;
@@ -200,16 +202,16 @@ static void measure(Setting *s, const Layer *l) {
   Product p = {.stream = NULL};
   float *x = matrix(l->rows * l->in), *w = matrix(l->out * l->in), *y = matrix(l->rows * l->out);
   double own = 0, other = 0, top = 0;
-  make_own(&p, l, x, w, y);
+  make_own(&p, s->scratch, l, x, w, y);
   make_dnnl(&p, s->engine, l, x, w, y);
   const double flops = 2.0 * (double)l->rows * (double)l->in * (double)l->out;
   const int n = 1 + (int)(ROUND_FLOPS / flops);
-  run_own(&p, s->scratch);
+  run_own(&p, &s->cpu);
   run_dnnl(&p);
   for (int r = 0; r < ROUNDS; r++) {
     top = fmax(top, peak(s->k, s->team));
     double t = seconds();
-    for (int i = 0; i < n; i++) run_own(&p, s->scratch);
+    for (int i = 0; i < n; i++) run_own(&p, &s->cpu);
     own = fmax(own, n * flops / (seconds() - t));
     t = seconds();
     for (int i = 0; i < n; i++) run_dnnl(&p);
@@ -238,15 +240,17 @@ int main(int argc, char **argv) {
     omp_set_num_threads(threads);
     need(dnnl_engine_create(&s.engine, dnnl_cpu, 0), "engine");
     s.log_ratio = s.n = 0;
+    s.scratch = aligned_alloc(64, (size_t)threads * OP_SCRATCH_BYTES);
+    if (s.scratch == NULL) return 1;
     if (team_new((uint32_t)threads, &crowd, "bench", &s.team, &err) != PIPER_OK ||
-        ops_cpu_scratch_new(table, s.team, &s.scratch, &err) != PIPER_OK)
+        ops_cpu_init(&s.cpu, table, s.team, &err) != PIPER_OK)
       return fprintf(stderr, "%s\n", err.text), 1;
     printf("%d thread%s, f32, %s%*sPiper  oneDNN  Piper/oneDNN\n", threads, threads > 1 ? "s" : "", table->isa,
            25, "");
     for (size_t i = 0; i < sizeof LAYERS / sizeof *LAYERS; i++)
       if (argc < 2 || strstr(LAYERS[i].what, argv[1]) != NULL) measure(&s, &LAYERS[i]);
     if (s.n > 0) printf("geometric mean of Piper/oneDNN: %.2f\n\n", exp(s.log_ratio / s.n));
-    ops_cpu_scratch_free(s.scratch);
+    free(s.scratch);
     team_free(s.team);
     dnnl_engine_destroy(s.engine);
   }
