@@ -69,7 +69,8 @@ typedef struct KernelCall {
   uint8_t op;       /* OpKind */
   uint8_t part;     /* KernelPart */
   uint8_t wrt;      /* B: which operand, or KERNEL_WRT_ALL */
-  uint8_t accumulate; /* 1: add to the destination instead of writing it (B, ACCUMULATE, LOSS, NORM);
+  uint8_t accumulate; /* 1: add to the destination instead of writing it (B, ACCUMULATE, LOSS,
+                         COUNT, NORM);
                          KERNEL_WRT_ALL: bit i says so for the gradient of operand i */
   uint16_t first_base; /* not KERNEL_NO_BASE: 'accumulate' is instead taken from the instruction,
                           false where KernelRun.first[first_base] is set */

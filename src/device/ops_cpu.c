@@ -201,8 +201,9 @@ static PiperStatus run_scale(Op *o) {
 }
 
 static PiperStatus run_reshape(Op *o) {
-  int from, to;
-  TRY(unary(o, &from, &to));
+  int from = 0, to = OUT(1);
+  if (!backward(o) && is(o, from, DT_I32)) NEED(is(o, to, DT_I32) && count(o, from) == count(o, to));
+  else TRY(unary(o, &from, &to));
   COMPUTE();
   op_copy_or_add(o, from, to);
   return PIPER_OK;
@@ -436,6 +437,23 @@ static PiperStatus run_loss(Op *o) {
   return PIPER_OK;
 }
 
+static double present_term(const Op *o, const void *arg, int64_t lo, int64_t hi) {
+  const int32_t *targets = o->at[0];
+  const double ignore = *(const double *)arg;
+  int64_t present = 0;
+  for (int64_t i = lo; i < hi; i++) present += targets[i] != ignore;
+  return (double)present;
+}
+
+static PiperStatus run_count(Op *o) {
+  NEED(is(o, 0, DT_I32) && is_scalar(o, 1, DT_F64));
+  COMPUTE();
+  const double present = op_sum(o, count(o, 0), 1, present_term, &o->call->attrs.d[0]);
+  double *sum = o->at[1];
+  *sum = o->add ? *sum + present : present;
+  return PIPER_OK;
+}
+
 static PiperStatus run_norm(Op *o) {
   static const int grad = 0;
   NEED(is_real(o, 0) && is_scalar(o, 1, DT_F64));
@@ -547,6 +565,7 @@ static PiperStatus (*const RUN[OP_KIND_COUNT])(Op *) = {
     [OP_ACCUMULATE] = run_accumulate,
     [OP_LOSS] = run_loss,
     [OP_DROPPED] = run_dropped,
+    [OP_COUNT] = run_count,
     [OP_NORM] = run_norm,
     [OP_SGD] = run_sgd,
     [OP_ADAMW] = run_adamw,
@@ -555,7 +574,7 @@ static PiperStatus (*const RUN[OP_KIND_COUNT])(Op *) = {
 /* The bits of 'accumulate' that mean something to this call. */
 static unsigned may_accumulate(const KernelCall *c) {
   if (c->part == KERNEL_B && c->wrt == KERNEL_WRT_ALL) return (1u << OP_INFO[c->op].n_operands) - 1;
-  return c->part == KERNEL_B || c->op == OP_ACCUMULATE || c->op == OP_LOSS ||
+  return c->part == KERNEL_B || c->op == OP_ACCUMULATE || c->op == OP_LOSS || c->op == OP_COUNT ||
          c->op == OP_NORM || c->op == OP_DROPPED;
 }
 

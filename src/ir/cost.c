@@ -32,6 +32,14 @@ static double compute_seconds(const CostTable *t, Programs *programs, const Dag 
   return program_seconds(t, programs, id);
 }
 
+static double count_seconds(const CostTable *t, Programs *programs, const Dag *d, NodeId n) {
+  const uint32_t size = devsets_size(d->devsets, d->devs[n.i]);
+  const int64_t samples = (d->hi[n.i] - d->lo[n.i]) / (size > 0 ? size : 1);
+  uint32_t id;
+  if (programs_targets(programs, (ChunkId){d->chunk[n.i]}, samples, &id, NULL) != PIPER_OK) return 0;
+  return program_seconds(t, programs, id);
+}
+
 /* What the busiest pair of ranks exchanges: the smaller one of the two sides' parts. */
 static double transfer_seconds(const CostTable *t, const Programs *programs, const Dag *d,
                                NodeId n) {
@@ -53,10 +61,15 @@ static double all_reduce_seconds(const CostTable *t, const Programs *programs, c
                                  NodeId n) {
   const uint32_t size = devsets_size(d->devsets, d->devs[n.i]);
   if (size < 2) return 0;
-  const bool metrics = d->tensors.at[d->tensor[n.i]].kind == TENSOR_METRICS;
-  const double bytes = metrics ? (double)(graph_n_metrics(d->graph) * sizeof(double))
-                               : (double)d->buckets.at[d->bucket[n.i]].elements *
-                                     (double)dtype_bytes(programs_spec(programs)->dtype);
+  const Tensor *what = &d->tensors.at[d->tensor[n.i]];
+  double bytes = 0;
+  if (what->kind == TENSOR_METRICS)
+    bytes = (double)(graph_n_metrics(d->graph) * sizeof(double));
+  else if (what->kind == TENSOR_COUNTS)
+    bytes = (double)(graph_chunk(d->graph, what->chunk)->n_counts * sizeof(double));
+  else
+    bytes = (double)d->buckets.at[d->bucket[n.i]].elements *
+            (double)dtype_bytes(programs_spec(programs)->dtype);
   return t->link_latency + 2 * bytes * (size - 1) / size / t->link_bytes_per_second;
 }
 
@@ -72,6 +85,8 @@ double cost_node(const CostTable *t, Programs *programs, const Dag *d, NodeId n)
   switch ((NodeKind)d->kind[n.i]) {
   case NODE_COMPUTE:
     return compute_seconds(t, programs, d, n);
+  case NODE_COUNT:
+    return count_seconds(t, programs, d, n);
   case NODE_TRANSFER:
     return transfer_seconds(t, programs, d, n);
   case NODE_ALL_REDUCE:

@@ -354,12 +354,24 @@ void dag_label(const Dag *d, NodeId n, char *buf, size_t size) {
   case NODE_NORM:
   case NODE_UPDATE:
     put(&o, "%s ", NODE_KIND_NAME[kind]);
-    if (t->kind == TENSOR_METRICS) put(&o, "metrics");
-    else put_bucket(&o, d, t->kind == TENSOR_BUCKET ? t->bucket.i : d->bucket[n.i]);
+    if (t->kind == TENSOR_METRICS) {
+      put(&o, "metrics");
+    } else if (t->kind == TENSOR_COUNTS) {
+      put(&o, "counts ");
+      put_stage(&o, d, t->chunk);
+      put(&o, "F");
+    } else {
+      put_bucket(&o, d, t->kind == TENSOR_BUCKET ? t->bucket.i : d->bucket[n.i]);
+    }
     if (d->devs[n.i] != 0) {
       put(&o, " ");
       put_devs(&o, d, d->devs[n.i]);
     }
+    return;
+  case NODE_COUNT:
+    put(&o, "count ");
+    put_stage(&o, d, (ChunkId){d->chunk[n.i]});
+    put(&o, "F%u", d->mb[n.i]);
     return;
   case NODE_JOIN:
     put(&o, "join ");

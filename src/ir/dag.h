@@ -45,12 +45,13 @@ typedef enum TensorKind {
   TENSOR_KEPT,    /* what a chunk's BI keeps for its BW (never leaves the rank) */
   TENSOR_BUCKET,  /* gradients of a bucket */
   TENSOR_METRICS, /* f64 vector: one sum a loss term, then the squared gradient norm */
+  TENSOR_COUNTS,  /* f64 vector: what ops of a chunk divide by (Op.count) */
 } TensorKind;
 
 typedef struct Tensor {
   TensorKind kind;
   ValueId value;    /* VALUE, GRAD */
-  ChunkId chunk;    /* GRAD: the consumer; SAVED, KEPT: the chunk */
+  ChunkId chunk;    /* GRAD: the consumer; SAVED, KEPT, COUNTS: the chunk */
   BucketId bucket;  /* BUCKET */
 } Tensor;
 
@@ -93,17 +94,17 @@ typedef struct Dag {
   /* Nodes. n counts them, plus one for the unused element 0. */
   uint32_t n, cap;
   uint8_t *kind, *pass;
-  uint32_t *chunk;     /* COMPUTE: ChunkId */
+  uint32_t *chunk;     /* COMPUTE, COUNT: ChunkId */
   uint32_t *bucket;    /* NORM, UPDATE, ALL_REDUCE of gradients: BucketId */
   uint32_t *tensor;    /* TRANSFER, ALL_REDUCE: TensorId that is moved */
   uint32_t *devs;      /* device set; TRANSFER: the receiving one; 0: not placed yet */
   uint32_t *src_devs;  /* TRANSFER: the sending device set */
-  int64_t *lo, *hi;    /* COMPUTE: samples; TRANSFER: those of the receiving node */
+  int64_t *lo, *hi;    /* COMPUTE, COUNT: samples; TRANSFER: those of the receiving node */
   int64_t *src_lo, *src_hi; /* TRANSFER: samples of the sending node. What moves is, for each pair
                                of devices, the intersection of their parts */
   uint32_t *stream;    /* interned name; COMPUTE: "default_stream" */
   uint32_t *tags;      /* tag set (dag_tags_*): scopes of the chunk and indices of the splits */
-  uint32_t *mb;        /* COMPUTE, TRANSFER: microbatch counted through all nested splits */
+  uint32_t *mb;        /* COMPUTE, COUNT, TRANSFER: microbatch counted through all nested splits */
   uint32_t *line;      /* interned "file:line" that it comes from */
   uint32_t *group;     /* order: 1 + index of its group within its order directive; 0: none */
   uint32_t *member;    /* order: index within that group */
@@ -153,6 +154,7 @@ static inline int64_t part_lo(int64_t lo, int64_t hi, uint32_t j, uint32_t n) {
  *           index; "-" outside every stage, and 0 in a model without PP
  *   "transfer relu.12 1F3 0>1", "transfer grad head 2B3 0-1>2"   value, producing node, devices
  *   "all_reduce layers.0.weight.. 0-1", "norm ..", "update ..", "all_reduce metrics 0-3", "join 0"
+ *   "count 2F3", "all_reduce counts 2F 0-1"   for the losses of that action, of all of its stage
  * A value is called by the name of its op, otherwise by the op's kind and the value's number; a
  * bucket by its first parameter, ".." standing for the others. */
 void dag_label(const Dag *d, NodeId n, char *buf, size_t size);

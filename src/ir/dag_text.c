@@ -17,8 +17,8 @@
  *   devs=0-3,8        a list of ranks, "1,0" if it does not ascend
  *   recompute         1: its chunk is computed again before its backward pass
  *   order, group      as in dag->order_of and dag->group: they count from 1
- *   tensors           v7, grad(v7,2) (value, consuming chunk), saved(2), kept(2), bucket(1), metrics,
- *                     and - for none
+ *   tensors           v7, grad(v7,2) (value, consuming chunk), saved(2), kept(2), counts(2), bucket(1),
+ *                     metrics, and - for none
  *   names             as they are when made of letters, digits and _ . / -, otherwise in quotes with
  *                     \" \\ \xHH
  *
@@ -119,6 +119,9 @@ static void put_tensor(Text *t, const Dag *d, uint32_t id) {
     return;
   case TENSOR_METRICS:
     put(t, "metrics");
+    return;
+  case TENSOR_COUNTS:
+    putf(t, "counts(%u)", tensor->chunk.i);
     return;
   }
 }
@@ -503,12 +506,14 @@ static PiperStatus tensor(Parser *p, uint32_t *out) {
              : strcmp(word, "saved") == 0   ? TENSOR_SAVED
              : strcmp(word, "kept") == 0    ? TENSOR_KEPT
              : strcmp(word, "bucket") == 0  ? TENSOR_BUCKET
+             : strcmp(word, "counts") == 0  ? TENSOR_COUNTS
              : strcmp(word, "metrics") == 0 ? TENSOR_METRICS
                                             : TENSOR_NONE;
     if (t.kind == TENSOR_NONE) {
       p->at = start;
       return fail(p,
-                  "expected a tensor: v1, grad(v1,1), saved(1), kept(1), bucket(1), metrics or -");
+                  "expected a tensor: v1, grad(v1,1), saved(1), kept(1), counts(1), bucket(1), "
+                  "metrics or -");
     }
     if (t.kind != TENSOR_METRICS) TRY(expect(p, '('));
     if (t.kind == TENSOR_GRAD) {

@@ -11,6 +11,8 @@
  *              all holders and, if those are several, one ALL_REDUCE before both; every backward that
  *              contributes reaches them; every reader of the bucket comes before its UPDATE; losses
  *              and norms reach the one reduction of the metrics
+ *   COUNTED    where a chunk asks for counts, its COUNT nodes cover the batch once, each on the
+ *              devices of an F on the same samples; all reach one reduction, and that every F
  *
  * Time is O((nodes + edges) log): intervals are sorted, everything else is a walk. */
 #include "ir/dag_verify.h"
@@ -95,8 +97,9 @@ static PiperStatus check_tensors(Verifier *v) {
     TRY(check_id(v, "tensor", i, "chunk", t->chunk.i, v->g->chunks.n));
     TRY(check_id(v, "tensor", i, "bucket", t->bucket.i, d->buckets.n));
     const bool value = t->kind == TENSOR_VALUE || t->kind == TENSOR_GRAD;
-    const bool chunk = t->kind == TENSOR_GRAD || t->kind == TENSOR_SAVED || t->kind == TENSOR_KEPT;
-    if (t->kind == TENSOR_NONE || t->kind > TENSOR_METRICS || value != (t->value.i != 0) ||
+    const bool chunk = t->kind == TENSOR_GRAD || t->kind == TENSOR_SAVED ||
+                       t->kind == TENSOR_KEPT || t->kind == TENSOR_COUNTS;
+    if (t->kind == TENSOR_NONE || t->kind > TENSOR_COUNTS || value != (t->value.i != 0) ||
         chunk != (t->chunk.i != 0) || (t->kind == TENSOR_BUCKET) != (t->bucket.i != 0))
       return BROKEN(v, "the parts of tensor %u do not fit its kind", i);
     if (value && graph_value(v->g, t->value)->kind != VALUE_OP)
@@ -182,9 +185,13 @@ static PiperStatus check_node(Verifier *v, uint32_t n) {
       return BROKEN(v, "%s moves what is neither a value nor a gradient of one", node_name(v, n));
     TRY(check_samples(v, n, ", receiving,", d->lo[n], d->hi[n]));
     return check_samples(v, n, ", sending,", d->src_lo[n], d->src_hi[n]);
+  case NODE_COUNT:
+    if (d->chunk[n] == 0 || graph_chunk(v->g, (ChunkId){d->chunk[n]})->n_counts == 0)
+      return BROKEN(v, "%s counts for a chunk that asks for no count", node_name(v, n));
+    return check_samples(v, n, "", d->lo[n], d->hi[n]);
   case NODE_ALL_REDUCE:
-    if (t->kind != TENSOR_METRICS && (t->kind != TENSOR_BUCKET || t->bucket.i != d->bucket[n]))
-      return BROKEN(v, "%s reduces neither its bucket nor the metrics", node_name(v, n));
+    if (t->kind != TENSOR_METRICS && t->kind != TENSOR_COUNTS && (t->kind != TENSOR_BUCKET || t->bucket.i != d->bucket[n]))
+      return BROKEN(v, "%s reduces neither its bucket, nor the metrics, nor counts", node_name(v, n));
     return PIPER_OK;
   case NODE_NORM:
   case NODE_UPDATE:
@@ -209,6 +216,11 @@ static bool is_metrics(const Verifier *v, uint32_t n) {
          v->d->tensors.at[v->d->tensor[n]].kind == TENSOR_METRICS;
 }
 
+/* The ALL_REDUCE of this tensor of counts. */
+static bool reduces_counts(const Verifier *v, uint32_t n, uint32_t tensor) {
+  return v->d->kind[n] == NODE_ALL_REDUCE && v->d->tensor[n] == tensor;
+}
+
 /* A node that makes tensor t of the edge. */
 static bool makes(const Verifier *v, const Edge *e, const Tensor *t) {
   const Dag *d = v->d;
@@ -228,6 +240,9 @@ static bool makes(const Verifier *v, const Edge *e, const Tensor *t) {
   case TENSOR_METRICS:
     return is_metrics(v, n) || d->kind[n] == NODE_NORM ||
            (is_compute(v, n, F) && chunk_has_metrics(graph_chunk(v->g, (ChunkId){d->chunk[n]})));
+  case TENSOR_COUNTS:
+    return (d->kind[n] == NODE_COUNT && d->chunk[n] == t->chunk.i) ||
+           reduces_counts(v, n, e->tensor);
   case TENSOR_NONE:
     break;
   }
@@ -256,6 +271,9 @@ static bool takes(const Verifier *v, const Edge *e, const Tensor *t) {
                                                            : REDUCE | NORM | UPDATE);
   case TENSOR_METRICS:
     return is_metrics(v, e->src) ? d->kind[n] == NODE_UPDATE : is_metrics(v, n);
+  case TENSOR_COUNTS:
+    return d->kind[e->src] == NODE_COUNT ? reduces_counts(v, n, e->tensor)
+                                         : is_compute(v, n, F) && d->chunk[n] == t->chunk.i;
   case TENSOR_NONE:
     break;
   }
@@ -285,7 +303,8 @@ static PiperStatus check_edge(Verifier *v, const Edge *e) {
                                       "what a forward pass saves",
                                       "what a backward pass keeps",
                                       "gradients of a bucket",
-                                      "metrics"};
+                                      "metrics",
+                                      "counts of targets"};
   const Tensor *t = tensor_of(v, e);
   if (e->kind == EDGE_TEMPORAL) return PIPER_OK;
   if (!makes(v, e, t))
@@ -721,6 +740,7 @@ static PiperStatus list_bucket_nodes(Verifier *v) {
   for (uint32_t n = 1; n < d->n; n++) {
     uint32_t *of = NULL;
     if (is_metrics(v, n)) of = &v->metrics;
+    else if (d->tensors.at[d->tensor[n]].kind == TENSOR_COUNTS) continue;
     else if (d->kind[n] == NODE_ALL_REDUCE) of = &v->reduce[d->bucket[n]];
     else if (d->kind[n] == NODE_NORM) of = &v->norm[d->bucket[n]];
     else if (d->kind[n] == NODE_UPDATE) of = &v->update[d->bucket[n]];
@@ -937,6 +957,65 @@ static PiperStatus check_bucketed(Verifier *v) {
   return st;
 }
 
+/* ---- counted ----------------------------------------------------------------------------------- */
+
+/* The COUNT, or the F, nodes of chunks with counts, by chunk and samples. */
+static size_t list_counted(Verifier *v, bool counts, Interval *at) {
+  const Dag *d = v->d;
+  size_t n = 0;
+  for (uint32_t i = 1; i < d->n; i++) {
+    if (counts ? d->kind[i] != NODE_COUNT : !is_compute(v, i, F)) continue;
+    if (graph_chunk(v->g, (ChunkId){d->chunk[i]})->n_counts == 0) continue;
+    at[n++] = (Interval){d->chunk[i], i, d->lo[i], d->hi[i]};
+  }
+  if (n > 0) qsort(at, n, sizeof *at, by_samples);
+  return n;
+}
+
+/* An F and the COUNT for it; reduce: the chunk's reduction of counts. */
+static PiperStatus check_count(Verifier *v, uint32_t f, uint32_t count, uint32_t reduce) {
+  const Dag *d = v->d;
+  if (d->lo[f] != d->lo[count] || d->hi[f] != d->hi[count] || d->devs[f] != d->devs[count])
+    return BROKEN(v, "%s is not of the samples and devices of %s", node_name(v, count),
+                  node_name(v, f));
+  if (reduce == 0) return BROKEN(v, "nothing adds up what %s counts", node_name(v, count));
+  if (!has_edge(v, count, reduce, TENSOR_COUNTS))
+    return BROKEN(v, "%s does not reach %s", node_name(v, count), node_name(v, reduce));
+  if (!has_edge(v, reduce, f, TENSOR_COUNTS))
+    return BROKEN(v, "%s does not get the counts of its chunk", node_name(v, f));
+  if (!is_subset(v, d->devs[f], d->devs[reduce]))
+    return BROKEN(v, "%s is on devices that do not add up its counts", node_name(v, f));
+  return PIPER_OK;
+}
+
+static PiperStatus check_counted(Verifier *v) {
+  const Dag *d = v->d;
+  Interval *at = malloc(2 * d->n * sizeof *at);
+  uint32_t *reduce = calloc(v->g->chunks.n, sizeof *reduce);
+  PiperStatus st = at == NULL || reduce == NULL ? err_nomem(v->err, "dag_verify") : PIPER_OK;
+  for (uint32_t n = 1; st == PIPER_OK && n < d->n; n++) {
+    const Tensor *t = &d->tensors.at[d->tensor[n]];
+    if (d->kind[n] != NODE_ALL_REDUCE || t->kind != TENSOR_COUNTS) continue;
+    if (reduce[t->chunk.i] != 0)
+      st = BROKEN(v, "%s does what %s does already", node_name(v, n),
+                  node_name(v, reduce[t->chunk.i]));
+    reduce[t->chunk.i] = n;
+  }
+  if (st == PIPER_OK) {
+    Interval *counts = at + d->n;
+    const size_t n = list_counted(v, false, at), n_counts = list_counted(v, true, counts);
+    for (size_t k = 0; st == PIPER_OK && k < n; k++) {
+      if (k >= n_counts) st = BROKEN(v, "nothing counts the targets of %s", node_name(v, at[k].node));
+      else st = check_count(v, at[k].node, counts[k].node, reduce[at[k].chunk]);
+    }
+    if (st == PIPER_OK && n_counts > n)
+      st = BROKEN(v, "%s counts for no F", node_name(v, counts[n].node));
+  }
+  free(at);
+  free(reduce);
+  return st;
+}
+
 /* ---- all of it --------------------------------------------------------------------------------- */
 
 static PiperStatus verify(Verifier *v) {
@@ -949,9 +1028,10 @@ static PiperStatus verify(Verifier *v) {
   TRY(check_doubles(v));
   TRY(check_acyclic(v));
   if (v->stages & DAG_BUILT) TRY(check_built(v));
-  if (v->stages & (DAG_PLACED | DAG_BUCKETED)) TRY(prepare_ranks(v));
+  if (v->stages & (DAG_PLACED | DAG_BUCKETED | DAG_COUNTED)) TRY(prepare_ranks(v));
   if (v->stages & DAG_PLACED) TRY(check_placed(v));
   if (v->stages & DAG_BUCKETED) TRY(check_bucketed(v));
+  if (v->stages & DAG_COUNTED) TRY(check_counted(v));
   return PIPER_OK;
 }
 

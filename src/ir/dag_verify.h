@@ -4,7 +4,8 @@
 
 #include "ir/dag.h"
 
-enum { DAG_BUILT = 1, DAG_PLACED = 2, DAG_BUCKETED = 4, DAG_ORDERED = 8 }; /* stages passed so far */
+/* The stages passed so far. */
+enum { DAG_BUILT = 1, DAG_PLACED = 2, DAG_BUCKETED = 4, DAG_ORDERED = 8, DAG_COUNTED = 16 };
 
 /* PIPER_EBUG with the sentence and the nodes where one does not hold: "1F0 (node 3) does not get
  * value 4 of sample 8". The DAG may be anything that dag_add_* or dag_parse made. The invariants

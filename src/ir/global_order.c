@@ -2,9 +2,9 @@
  *
  * Virtual time runs from completion to completion. At each instant, of the nodes whose predecessors
  * have all ended and whose queues are all free, the most urgent starts; this repeats until none is
- * left that can start. A node then occupies its queues for its seconds. Urgency is: a backward
- * pass before everything else where no order directive says more; the rule's priority; backward
- * before the rest; the smaller id.
+ * left that can start. A node then occupies its queues for its seconds. Urgency is: counts of
+ * targets, and a backward pass where no order directive says more, before everything else; the
+ * rule's priority; backward before the rest; the smaller id.
  *
  * The order is that of the starts, so it is by start time. It is topological also where nodes take
  * no time: a node starts only after each predecessor has ended, hence after it started, at the same
@@ -114,7 +114,7 @@ static void rank_nodes(const Dag *d, const bool *backward_first, const uint32_t 
     uint64_t
         bits; /* of a double that is not negative: in the order of the numbers, sign bit free */
     memcpy(&bits, &priority[i], sizeof bits);
-    const bool first = is_backward(d, i) && backward_first[set[i]];
+    const bool first = d->kind[i] == NODE_COUNT || (is_backward(d, i) && backward_first[set[i]]);
     keys[i] = ~bits & UINT64_MAX >> 1;
     if (!first) keys[i] |= UINT64_C(1) << 63;
   }

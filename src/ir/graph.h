@@ -52,6 +52,9 @@ typedef struct Op {
   uint32_t line;    /* interned "file:line" of the script */
   uint32_t name;    /* interned: the user's name ("head"), 0: none */
   ChunkId chunk;    /* set by graph_cut */
+  uint32_t count;   /* set by graph_cut, of a CROSS_ENTROPY that may meet targets to ignore: 1 + its place
+                       among those of its chunk. It divides by how many targets are present in the
+                       whole batch, which is counted before. 0: its divisor is known beforehand */
 } Op;
 
 typedef enum InitKind { INIT_CONSTANT, INIT_NORMAL, INIT_UNIFORM, INIT_VALUES } InitKind;
@@ -110,6 +113,7 @@ typedef struct Chunk {
   bool has_loss;
   bool may_drop;                /* some token may find its expert full: counted in the metrics */
   int64_t n_experts, capacity;  /* it is the experts of one nn.moe; 0: it is not */
+  uint32_t n_counts;            /* ops that divide by a count of targets */
 } Chunk;
 
 typedef VEC(Value) ValueVec;

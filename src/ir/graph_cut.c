@@ -135,6 +135,15 @@ static void find_id_limits(Graph *g) {
 
 /* ---- chunks ---------------------------------------------------------------------------------- */
 
+/* Some target may be one to ignore: a class, or a value that the data may have besides. */
+static bool must_count(Graph *g, const Op *op) {
+  if (op->kind != OP_CROSS_ENTROPY || op->attrs.d[2] == 0) return false;
+  const Shape *logits = &graph_value(g, op->in[0])->shape;
+  const double ignore = op->attrs.d[1];
+  return (ignore >= 0 && ignore < (double)logits->dim[logits->rank - 1]) ||
+         input_behind(g, op->in[1])->ignores;
+}
+
 static PiperStatus cut_ops(Graph *g, PiperErr *err) {
   for (uint32_t o = 1; o < g->ops.n; o++) {
     Op *op = &g->ops.at[o];
@@ -151,6 +160,7 @@ static PiperStatus cut_ops(Graph *g, PiperErr *err) {
       c->n_experts = graph_value(g, op->in[0])->shape.dim[1];
       c->capacity = graph_value(g, op->in[0])->shape.dim[2] - 1;
     }
+    if (must_count(g, op)) op->count = ++c->n_counts;
   }
   for (size_t l = 1; l < g->losses.n; l++)
     graph_chunk(g, graph_op(g, graph_value(g, g->losses.at[l].value)->op)->chunk)->has_loss = true;

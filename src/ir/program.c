@@ -14,6 +14,7 @@
 
 typedef enum ProgramKind {
   PROGRAM_CHUNK,
+  PROGRAM_TARGETS,
   PROGRAM_NORM,
   PROGRAM_UPDATE,
   PROGRAM_ZERO_GRAD
@@ -257,6 +258,9 @@ static void build_any(ProgramBuild *b, const ProgramKey *key) {
   case PROGRAM_ZERO_GRAD:
     build_zero_grad(b, (BucketId){key->id});
     return;
+  case PROGRAM_TARGETS:
+    build_targets(b);
+    return;
   case PROGRAM_CHUNK:
     break;
   }
@@ -323,7 +327,7 @@ static PiperStatus intern_program(Programs *p, ProgramKey key, uint32_t *id, Pip
                     .dag = p->spec.dag,
                     .dtype = p->spec.dtype,
                     .float_bytes = dtype_bytes(p->spec.dtype),
-                    .chunk = {key.kind == PROGRAM_CHUNK ? key.id : 0},
+                    .chunk = {key.kind <= PROGRAM_TARGETS ? key.id : 0},
                     .mode = (ProgramMode)key.mode,
                     .samples = key.samples};
   Program *program = arena_alloc(p->arena, 1, sizeof *program);
@@ -360,6 +364,12 @@ PiperStatus programs_chunk(Programs *p, ChunkId chunk, Pass pass, ProgramMode mo
                                      .id = chunk.i,
                                      .samples = samples},
                         id, err);
+}
+
+PiperStatus programs_targets(Programs *p, ChunkId chunk, int64_t samples, uint32_t *id,
+                             PiperErr *err) {
+  return intern_program(
+      p, (ProgramKey){.kind = PROGRAM_TARGETS, .id = chunk.i, .samples = samples}, id, err);
 }
 
 PiperStatus programs_norm(Programs *p, BucketId bucket, uint32_t *id, PiperErr *err) {

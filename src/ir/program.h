@@ -1,7 +1,7 @@
 /* program.h - the kernel calls of one unit of work.
  *
  * A program is built once for each (chunk, pass, number of samples) - the samples of one device's
- * part of a microbatch - and once for each bucket's NORM and UPDATE; all instructions that do this
+ * part of a microbatch - and likewise for COUNT, and once for each bucket's NORM and UPDATE; all instructions that do this
  * work on other buffers share it. It names its buffers by bindings: an instruction gives each
  * binding an address. Inside a program, temporaries lie at fixed offsets of one workspace, reused
  * when their last reader has run. */
@@ -23,6 +23,7 @@ typedef enum BindKind {
   BIND_PGRAD,     /* bucket: gradients */
   BIND_STATE,     /* bucket, slot: optimizer state */
   BIND_METRICS,   /* f64: one sum a loss, then the squared gradient norm */
+  BIND_COUNTS,    /* chunk: f64, the counts that its ops divide by (Op.count) */
 } BindKind;
 
 enum { BIND_READ = 1, BIND_WRITE = 2 };
@@ -32,7 +33,7 @@ typedef struct Binding {
   uint8_t access;    /* BIND_READ | BIND_WRITE */
   uint8_t slot;      /* STATE */
   ValueId value;     /* VALUE, INPUT, GRAD */
-  ChunkId chunk;     /* GRAD: the consumer */
+  ChunkId chunk;     /* GRAD: the consumer; COUNTS: whose */
   BucketId bucket;   /* PARAM, PGRAD, STATE */
   uint64_t bytes;    /* what the program touches, from its base on */
 } Binding;
@@ -83,6 +84,9 @@ ProgramMode dag_program_mode(const Dag *d, NodeId n); /* of a COMPUTE node */
 /* Ids start at 1 and are dense. 'samples' is the size of one device's part. */
 PiperStatus programs_chunk(Programs *p, ChunkId chunk, Pass pass, ProgramMode mode, int64_t samples,
                            uint32_t *id, PiperErr *err);
+/* Counts the targets of the chunk's losses. */
+PiperStatus programs_targets(Programs *p, ChunkId chunk, int64_t samples, uint32_t *id,
+                             PiperErr *err);
 PiperStatus programs_norm(Programs *p, BucketId bucket, uint32_t *id, PiperErr *err);
 PiperStatus programs_update(Programs *p, BucketId bucket, uint32_t *id, PiperErr *err);
 /* Writes zeros to gradients of the bucket that no instruction of a rank writes. */

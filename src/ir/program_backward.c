@@ -126,11 +126,13 @@ static void run_gradient(Backward *w, OpId id, unsigned wrt_mask) {
     read[i] &= value[i].i != 0;
     if (read[i]) place[i] = build_value(b, value[i]);
   }
+  const Place count = op->count != 0 ? build_count(b, op) : (Place){0};
   const Place from = grad_place(w, build_root(b, op->out));
   for (uint32_t i = 0; i < n; i++)
     if (wrt_mask & 1u << i) to[i] = grad_place(w, build_root(b, op->in[i]));
   KernelCall *call = build_call(b, op->kind, KERNEL_B,
                                 joint            ? n + 4 + n
+                                : op->count != 0 ? n + 5
                                 : op->aux.i != 0 ? n + 4
                                                  : n + 3);
   if (call == NULL) return;
@@ -140,6 +142,7 @@ static void run_gradient(Backward *w, OpId id, unsigned wrt_mask) {
     if (read[i]) build_arg(b, i, place[i], value[i], BIND_READ);
     else build_arg_shape(b, i, value[i]);
   }
+  if (op->count != 0) build_arg_flat(b, n + 4, count, DT_F64, 1, BIND_READ);
   build_arg(b, dy, from, op->out, BIND_READ);
   for (uint32_t i = 0; i < n; i++)
     if (wrt_mask & 1u << i)

@@ -104,6 +104,7 @@ typedef struct StackPart {
   uint32_t n;
 } StackPart;
 StackPart build_stack(const ProgramBuild *b, ValueId stack);
+Place build_count(ProgramBuild *b, const Op *op); /* of an op with Op.count: its count */
 static inline bool op_is_view(const Op *op) { return (OP_INFO[op->kind].flags & OPF_VIEW) != 0; }
 static inline ChunkValue *build_root(const ProgramBuild *b, ValueId v) {
   return &b->values.at[b->values.at[build_find(b, v)].root];
@@ -124,6 +125,7 @@ static inline bool grad_over_value(const ChunkValue *root) {
 void build_forward(ProgramBuild *b);
 void build_again(ProgramBuild *b);
 void build_backward(ProgramBuild *b, int classes);
+void build_targets(ProgramBuild *b);
 void build_norm(ProgramBuild *b, BucketId bucket);
 void build_update(ProgramBuild *b, BucketId bucket);
 void build_zero_grad(ProgramBuild *b, BucketId bucket);

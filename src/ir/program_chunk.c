@@ -213,3 +213,8 @@ OpAttrs build_attrs(const ProgramBuild *b, const Op *op) {
   }
   return attrs;
 }
+
+Place build_count(ProgramBuild *b, const Op *op) {
+  return build_place(b, (Binding){.kind = BIND_COUNTS, .chunk = b->chunk},
+                     (op->count - 1) * sizeof(double));
+}

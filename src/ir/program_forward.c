@@ -1,5 +1,6 @@
 /* The forward pass of a chunk: its ops in trace order. A RESHAPE is a call only where it has to copy
- * (program_chunk.c says where), and a loss is handed to the metrics as soon as it is known.
+ * (program_chunk.c says where), and a loss is handed to the metrics as soon as it is known. What some
+ * losses divide by is counted by a program of its own, from the targets alone.
  *
  * R, the forward pass once more, runs only the ops that the backward passes need; it neither copies
  * outputs nor counts losses and dropped tokens a second time. */
@@ -52,13 +53,18 @@ static void run_op(ProgramBuild *b, OpId id) {
     if (op->in[i].i != 0) in[i] = build_value(b, op->in[i]);
   const Place out = build_value(b, op->out);
   const Place aux = op->aux.i != 0 ? build_value(b, op->aux) : out;
-  KernelCall *call = build_call(b, op->kind, KERNEL_F, op->aux.i != 0 ? n + 2 : n + 1);
+  const Place count = op->count != 0 ? build_count(b, op) : out;
+  KernelCall *call = build_call(b, op->kind, KERNEL_F,
+                                op->count != 0   ? n + 3
+                                : op->aux.i != 0 ? n + 2
+                                                 : n + 1);
   if (call == NULL) return;
   call->attrs = build_attrs(b, op);
   for (uint32_t i = 0; i < n; i++)
     if (op->in[i].i != 0) build_arg(b, i, in[i], op->in[i], BIND_READ);
   build_arg(b, n, out, op->out, BIND_WRITE);
   if (op->aux.i != 0) build_arg(b, n + 1, aux, op->aux, BIND_WRITE);
+  if (op->count != 0) build_arg_flat(b, n + 2, count, DT_F64, 1, BIND_READ);
   build_cost(b, graph_op_cost(b->graph, id, KERNEL_F, 0, b->samples, b->float_bytes));
 }
 
@@ -106,6 +112,40 @@ static void count_dropped(ProgramBuild *b, const Op *op) {
   call->accumulate = true; /* as above */
   build_arg(b, 0, from, op->out, BIND_READ);
   build_arg_flat(b, 1, to, DT_F64, 1, BIND_READ | BIND_WRITE);
+}
+
+/* The targets: an input of the model, or an input under another shape, or a part of it. */
+static Place build_ids(ProgramBuild *b, ValueId v) {
+  const Value *value = graph_value(b->graph, v);
+  if (value->kind == VALUE_INPUT) return build_place(b, (Binding){.kind = BIND_INPUT, .value = v}, 0);
+  const Op *op = graph_op(b->graph, value->op);
+  const Place from = build_ids(b, op->in[0]);
+  if (op_is_view(op)) return from;
+  uint32_t temp = 0;
+  const Place to = build_temp(b, &temp, v);
+  KernelCall *call = build_call(b, op->kind, KERNEL_F, 2);
+  if (call == NULL) return from;
+  call->attrs = op->attrs;
+  build_arg(b, 0, from, op->in[0], BIND_READ);
+  build_arg(b, 1, to, v, BIND_WRITE);
+  build_cost(b, graph_op_cost(b->graph, value->op, KERNEL_F, 0, b->samples, b->float_bytes));
+  return to;
+}
+
+void build_targets(ProgramBuild *b) {
+  const Chunk *c = graph_chunk(b->graph, b->chunk);
+  for (uint32_t o = c->first_op; o < c->end_op && b->failed == PIPER_OK; o++) {
+    const Op *op = graph_op(b->graph, (OpId){o});
+    if (op->count == 0) continue;
+    const Place targets = build_ids(b, op->in[1]), count = build_count(b, op);
+    KernelCall *call = build_call(b, OP_COUNT, KERNEL_F, 2);
+    if (call == NULL) return;
+    call->attrs.d[0] = op->attrs.d[1];
+    call->accumulate = true; /* the host zeroes the counts before each step */
+    build_arg(b, 0, targets, op->in[1], BIND_READ);
+    build_arg_flat(b, 1, count, DT_F64, 1, BIND_READ | BIND_WRITE);
+    build_cost(b, (OpCost){.bytes = (double)build_bytes(b, op->in[1])});
+  }
 }
 
 void build_forward(ProgramBuild *b) {

@@ -15,7 +15,8 @@ enum {
   PLACED = DAG_PLACED,
   BUCKETED = DAG_BUCKETED,
   ORDERED = DAG_ORDERED,
-  STAGES = BUILT | PLACED | BUCKETED | ORDERED,
+  COUNTED = DAG_COUNTED,
+  STAGES = BUILT | PLACED | BUCKETED | ORDERED | COUNTED,
   ONLY_COMPUTE = 1 << 8, /* no transfer, reduction or update yet */
   FUSED = 1 << 9,        /* every backward is one B */
 };
@@ -32,6 +33,7 @@ static const struct Row {
     {"recompute",      pass_recompute,      BUILT | ONLY_COMPUTE,         0,            0},
     {"place",          pass_place,          BUILT | ONLY_COMPUTE,         ONLY_COMPUTE, PLACED},
     {"replicate",      pass_replicate,      PLACED,                       ONLY_COMPUTE, BUCKETED},
+    {"count",          pass_count,          PLACED,                       ONLY_COMPUTE, COUNTED},
     {"order",          pass_order,          PLACED,                       0,            ORDERED},
     /* clang-format on */
 };

@@ -103,7 +103,7 @@ void plan_buffer_label(const Plan *p, const RankPlan *r, uint32_t buffer, char *
   static const char *const ROLE[] = {
       "parameters",   "gradients",    "optimizer state", "input",     "value",      "gradient of",
       "saved values", "saved values", "kept gradients",  "workspace", "step block", "metrics",
-      "scratch of kernels"};
+      "counts of targets", "scratch of kernels"};
   const Buffer *b = &r->buffers.at[buffer];
   char name[128] = "", samples[64] = "";
   switch ((BufferRole)b->role) {
@@ -130,6 +130,7 @@ void plan_buffer_label(const Plan *p, const RankPlan *r, uint32_t buffer, char *
   case BUFFER_WORKSPACE:
   case BUFFER_STEP:
   case BUFFER_METRICS:
+  case BUFFER_COUNTS:
   case BUFFER_SCRATCH:
     break;
   }

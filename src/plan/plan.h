@@ -47,16 +47,18 @@ typedef struct Access {
 
 typedef enum BufferRole {
   BUFFER_PARAMS, BUFFER_GRADS, BUFFER_STATE, BUFFER_INPUT, BUFFER_VALUE, BUFFER_GRAD, BUFFER_SAVED_I,
-  BUFFER_SAVED_W, BUFFER_KEPT, BUFFER_WORKSPACE, BUFFER_STEP, BUFFER_METRICS, BUFFER_SCRATCH
+  BUFFER_SAVED_W, BUFFER_KEPT, BUFFER_WORKSPACE, BUFFER_STEP, BUFFER_METRICS, BUFFER_COUNTS,
+  BUFFER_SCRATCH
 } BufferRole;
 
 typedef struct Buffer {
   uint8_t role;        /* BufferRole */
   uint8_t category;    /* MemCategory */
   bool whole_step;     /* lives across the step: parameters, gradients, state, inputs, step, metrics,
-                          scratch */
+                          counts, scratch */
   uint32_t id;         /* PARAMS, GRADS, STATE: bucket; INPUT: input index; VALUE, GRAD: TensorId;
-                          SAVED_*, KEPT: chunk */
+                          SAVED_*, KEPT: chunk; COUNTS: chunk, f64: the host zeroes them before a
+                          step */
   uint32_t slot;       /* STATE */
   int64_t lo, hi;      /* samples it holds: INPUT, VALUE, GRAD, SAVED_*, KEPT */
   uint64_t bytes, offset;

@@ -137,6 +137,9 @@ static PiperStatus bind(Lower *w, const Binding *b, ChunkId chunk, Bound *out) {
   case BIND_METRICS:
     out->role = BUFFER_METRICS, out->id = 0;
     return PIPER_OK;
+  case BIND_COUNTS:
+    out->role = BUFFER_COUNTS, out->id = b->chunk.i;
+    return PIPER_OK;
   case BIND_PARAM:
     out->role = BUFFER_PARAMS, out->id = b->bucket.i;
     return PIPER_OK;
@@ -189,6 +192,9 @@ static PiperStatus node_program(Lower *w, uint32_t n) {
     const int64_t samples = (d->hi[n] - d->lo[n]) / devsets_size(d->devsets, d->devs[n]);
     TRY(programs_chunk(w->plan->programs, chunk, (Pass)d->pass[n],
                        dag_program_mode(d, (NodeId){n}), samples, &id, w->err));
+  } else if (d->kind[n] == NODE_COUNT) {
+    const int64_t samples = (d->hi[n] - d->lo[n]) / devsets_size(d->devsets, d->devs[n]);
+    TRY(programs_targets(w->plan->programs, chunk, samples, &id, w->err));
   } else if (d->kind[n] == NODE_NORM) {
     TRY(programs_norm(w->plan->programs, (BucketId){d->bucket[n]}, &id, w->err));
   } else {
@@ -235,6 +241,7 @@ static PiperStatus deal_node(Lower *w, uint32_t n) {
   uint8_t carries = 0;
   switch ((NodeKind)d->kind[n]) {
   case NODE_COMPUTE:
+  case NODE_COUNT:
   case NODE_NORM:
   case NODE_UPDATE:
     if (n_devs == 0) return err_set(w->err, PIPER_EBUG, "lower: node %u has no device", n);
@@ -373,12 +380,16 @@ static PiperStatus access(Lower *w, const Entry *e, bool write, uint64_t bytes) 
 static bool whole_step(BufferRole role) {
   return role == BUFFER_PARAMS || role == BUFFER_GRADS || role == BUFFER_STATE ||
          role == BUFFER_INPUT || role == BUFFER_STEP || role == BUFFER_METRICS ||
-         role == BUFFER_SCRATCH;
+         role == BUFFER_COUNTS || role == BUFFER_SCRATCH;
 }
 
 static Entry state_entry(const Lower *w, BufferRole role, uint32_t bucket, uint32_t slot) {
   return (Entry){
       .role = (uint8_t)role, .id = bucket, .slot = slot, .bytes = bucket_bytes(w, bucket)};
+}
+
+static uint64_t counts_bytes(const Lower *w, uint32_t chunk) {
+  return graph_chunk(w->plan->graph, (ChunkId){chunk})->n_counts * sizeof(double);
 }
 
 static uint64_t metrics_bytes(const Lower *w) {
@@ -486,6 +497,7 @@ static PiperStatus run(Lower *w, const Work *x) {
     if (b->role == BUFFER_STATE || b->role == BUFFER_PARAMS || b->role == BUFFER_GRADS)
       e.bytes = bucket_bytes(w, b->id);
     else if (b->role == BUFFER_METRICS) e.bytes = metrics_bytes(w);
+    else if (b->role == BUFFER_COUNTS) e.bytes = counts_bytes(w, b->id);
     else if (b->role != BUFFER_INPUT || b->per_sample > 0) e.lo = x->lo, e.hi = x->hi;
     bool is_first = false;
     if (b->role == BUFFER_GRADS && b->write) {
@@ -512,7 +524,7 @@ static PiperStatus lower_run(Lower *w, const Item *x) {
   const Dag *d = w->dag;
   const uint32_t n = x->node, parts = devsets_size(d->devsets, d->devs[n]);
   Work work = {.node = n, .program = w->node_program[n]};
-  if (d->kind[n] == NODE_COMPUTE) {
+  if (d->kind[n] == NODE_COMPUTE || d->kind[n] == NODE_COUNT) {
     work.lo = part_lo(d->lo[n], d->hi[n], x->pos, parts);
     work.hi = part_lo(d->lo[n], d->hi[n], x->pos + 1, parts);
   }
@@ -528,16 +540,20 @@ static PiperStatus lower_all_reduce(Lower *w, const Item *x) {
   const Dag *d = w->dag;
   const uint32_t n = x->node;
   const Tensor *t = &d->tensors.at[d->tensor[n]];
-  const bool metrics = t->kind == TENSOR_METRICS;
+  const bool of_bucket = t->kind != TENSOR_METRICS && t->kind != TENSOR_COUNTS;
   const uint32_t bucket = t->kind == TENSOR_BUCKET ? t->bucket.i : d->bucket[n];
-  if (!metrics) TRY(need_grads(w, n, bucket));
-  const Entry e = metrics ? (Entry){.role = BUFFER_METRICS, .bytes = metrics_bytes(w)}
-                          : state_entry(w, BUFFER_GRADS, bucket, 0);
+  if (of_bucket) TRY(need_grads(w, n, bucket));
+  const Entry e = of_bucket ? state_entry(w, BUFFER_GRADS, bucket, 0)
+                  : t->kind == TENSOR_METRICS
+                      ? (Entry){.role = BUFFER_METRICS, .bytes = metrics_bytes(w)}
+                      : (Entry){.role = BUFFER_COUNTS,
+                                .id = t->chunk.i,
+                                .bytes = counts_bytes(w, t->chunk.i)};
   Instr i = {.kind = INSTR_ALL_REDUCE,
              .node = n,
              .group = d->devs[n],
              .bytes = e.bytes,
-             .dtype = (uint8_t)(metrics ? DT_F64 : w->plan->options.dtype)};
+             .dtype = (uint8_t)(of_bucket ? w->plan->options.dtype : DT_F64)};
   TRY(stream(w, d->stream[n], 0, 0, 0, &i.stream));
   TRY(begin(w, i));
   TRY(access(w, &e, true, e.bytes));
@@ -664,6 +680,7 @@ static PiperStatus lower_item(Lower *w, const Item *x) {
   case NODE_ALL_REDUCE:
     return lower_all_reduce(w, x);
   case NODE_COMPUTE:
+  case NODE_COUNT:
   case NODE_NORM:
   case NODE_UPDATE:
     return lower_run(w, x);
@@ -748,6 +765,7 @@ static MemCategory category(BufferRole role, bool received) {
   case BUFFER_WORKSPACE:
   case BUFFER_STEP:
   case BUFFER_METRICS:
+  case BUFFER_COUNTS:
   case BUFFER_SCRATCH:
     break;
   }

@@ -46,6 +46,7 @@ static bool known_id(const Plan *p, const Buffer *b) {
   case BUFFER_SAVED_W:
   case BUFFER_KEPT:
   case BUFFER_WORKSPACE:
+  case BUFFER_COUNTS:
     return b->id < p->graph->chunks.n;
   case BUFFER_STEP:
   case BUFFER_METRICS:
@@ -167,6 +168,8 @@ static PiperStatus program_of(Verifier *v, const Instr *x, int64_t samples, uint
     return programs_chunk(p, (ChunkId){d->chunk[x->node]}, (Pass)d->pass[x->node],
                           dag_program_mode(d, (NodeId){x->node}), samples, id,
                           v->err);
+  case NODE_COUNT:
+    return programs_targets(p, (ChunkId){d->chunk[x->node]}, samples, id, v->err);
   case NODE_NORM:
     return programs_norm(p, bucket, id, v->err);
   case NODE_UPDATE:
@@ -195,6 +198,8 @@ static bool bound_to(const Plan *p, const Binding *b, ChunkId chunk, const Buffe
     return x->role == BUFFER_KEPT && x->id == chunk.i;
   case BIND_METRICS:
     return x->role == BUFFER_METRICS;
+  case BIND_COUNTS:
+    return x->role == BUFFER_COUNTS && x->id == b->chunk.i;
   case BIND_PARAM:
     return x->role == BUFFER_PARAMS && x->id == b->bucket.i;
   case BIND_PGRAD:
@@ -242,7 +247,7 @@ static PiperStatus check_run(Verifier *v, uint32_t index, uint32_t i) {
   const Program *program = programs_at(p->programs, x->program);
   int64_t lo = 0, hi = 0;
   const bool compute = d->kind[x->node] == NODE_COMPUTE;
-  if (compute) {
+  if (compute || d->kind[x->node] == NODE_COUNT) {
     const int32_t pos = devsets_position(d->devsets, d->devs[x->node], r->rank);
     const uint32_t n = devsets_size(d->devsets, d->devs[x->node]);
     if (pos < 0)
@@ -316,7 +321,8 @@ static PiperStatus check_comm(Verifier *v, uint32_t index, uint32_t i) {
     if (x->group == 0 || x->group >= devsets_count(p->dag->devsets) ||
         devsets_position(p->dag->devsets, x->group, r->rank) < 0)
       return verify_fault(v, "%s is a collective of other ranks", verify_label(v, index, i).text);
-    const DType dtype = b->role == BUFFER_METRICS ? DT_F64 : p->options.dtype;
+    const bool sums = b->role == BUFFER_METRICS || b->role == BUFFER_COUNTS;
+    const DType dtype = sums ? DT_F64 : p->options.dtype;
     if (x->dtype != dtype || x->bytes % dtype_bytes(dtype) != 0)
       return verify_fault(v, "%s has the wrong type", verify_label(v, index, i).text);
   } else {
@@ -365,6 +371,7 @@ PiperStatus plan_verify(const Plan *plan, PlanProof *proof, PiperErr *err) {
   if (st == PIPER_OK) st = verify_ranges(&v);
   if (st == PIPER_OK) st = verify_meetings(&v);
   if (st == PIPER_OK) st = verify_races(&v);
+  if (st == PIPER_OK) st = verify_counts(&v);
   if (st == PIPER_OK) st = verify_updates(&v);
   free(v.first), free(v.rank_of), free(v.event), free(v.member_first), free(v.members);
   free(v.next), free(v.waiter_first), free(v.waiters), free(v.place), free(v.sorted);

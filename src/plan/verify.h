@@ -1,5 +1,5 @@
 /* verify.h - what the steps of plan_verify share. Each may rely on what those before it proved:
- * ranges, then meetings, then races, then updates.
+ * ranges, then meetings, then races, then counts and updates.
  *
  * Instructions have a number in the whole plan (first[rank index] + index in the rank's list). An
  * event is what completes at once: a RUN alone, a SEND with its RECV, a collective on all its
@@ -41,6 +41,8 @@ PiperStatus verify_ranges(Verifier *v);
 PiperStatus verify_meetings(Verifier *v);
 /* Conflicting accesses to common bytes are ordered; what is read was written before. */
 PiperStatus verify_races(Verifier *v);
+/* What is divided by a count of targets has it of each sample once, and summed over all ranks. */
+PiperStatus verify_counts(Verifier *v);
 /* Every gradient has each sample once, and is complete and summed before its one update. */
 PiperStatus verify_updates(Verifier *v);
 

@@ -100,7 +100,7 @@ PiperStatus hooks_read(Hooks *h, PiperErr *err) {
     return err_set(err, PIPER_EUSER,
                    "train: PIPER_FAULT is \"%s\": it takes <pass>:<step>:<rank>[:sleep:<seconds>], for example "
                    "B:3:1; a pass is F, B, BI or BW, or the kind of another node (update, transfer, "
-                   "all_reduce, norm)", v);
+                   "all_reduce, count, norm)", v);
   }
   v = getenv("PIPER_POISON");
   if (v != NULL && strcmp(v, "0") != 0 && strcmp(v, "1") != 0) {

@@ -195,6 +195,18 @@ static PiperStatus feed(const Job *job, const RankExec *x, const void *const *in
   return PIPER_OK;
 }
 
+/* Sums that the step begins from nothing. */
+static PiperStatus zero_sums(const Job *job, const RankExec *x, PiperErr *err) {
+  const DeviceOps *dev = x->device->ops;
+  for (size_t i = 0; i < x->rank->buffers.n; i++) {
+    const Buffer *b = &x->rank->buffers.at[i];
+    if (b->role == BUFFER_COUNTS)
+      TRY(dev->zero(x->device, x->arena + b->offset, b->bytes, err));
+  }
+  return dev->zero(x->device, x->arena + x->rank->metrics_offset,
+                   graph_n_metrics(job->plan->graph) * sizeof(double), err);
+}
+
 static PiperStatus prepare(Job *job, const JobStep *step, PiperErr *err) {
   const StepBlock block = step_block(job, step);
   for (uint32_t r = 0; r < job->plan->n_ranks; r++) {
@@ -202,8 +214,7 @@ static PiperStatus prepare(Job *job, const JobStep *step, PiperErr *err) {
     TRY(feed(job, x, step->inputs, err));
     TRY(x->device->ops->copy_in(x->device, x->arena + x->rank->step_offset, &block, sizeof block,
                                 err));
-    TRY(x->device->ops->zero(x->device, x->arena + x->rank->metrics_offset,
-                             graph_n_metrics(job->plan->graph) * sizeof(double), err));
+    TRY(zero_sums(job, x, err));
   }
   return PIPER_OK;
 }

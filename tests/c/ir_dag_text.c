@@ -21,7 +21,9 @@ static const char EVERYTHING[] =
     "8 join devs=2 stream=\"quo\\\"te\\\\ \\x0a\"\n"
     "9 norm bucket=1 devs=0 <- 7:bucket(1)\n"
     "10 update bucket=1 devs=0-1 <- 7:bucket(1), 11:metrics\n"
-    "11 all_reduce tensor=metrics devs=0-2 <- 9:metrics\n";
+    "11 all_reduce tensor=metrics devs=0-2 <- 9:metrics\n"
+    "12 count chunk=2 samples=0:12 devs=2\n"
+    "13 all_reduce tensor=counts(2) devs=2 <- 12:counts(2)\n";
 
 static void prints(const Graph *g, const char *text, const char *want, const char *name) {
   PiperErr err = {0};
@@ -39,7 +41,7 @@ static void fields(const Graph *g) {
   PiperErr err = {0};
   Dag *d;
   if (dag_parse(g, EVERYTHING, &d, &err) != PIPER_OK) bail(err.text);
-  is_int(d->n, 12, "nodes");
+  is_int(d->n, 14, "nodes");
   is_int(d->batch, 24, "batch");
   is_int(d->n_dims, 1, "splits");
   ok(d->kind[2] == NODE_COMPUTE && d->pass[2] == PASS_F && d->chunk[2] == 2, "kind, pass, chunk");
@@ -55,7 +57,7 @@ static void fields(const Graph *g) {
      "a bucket and its elements");
   const ParamId w1 = graph_find_param(g, "w1");
   ok(d->home[w1.i].bucket.i == 2 && d->home[w1.i].offset == 0, "parameters know their bucket");
-  is_int(d->edges.n, 14, "edges");
+  is_int(d->edges.n, 15, "edges");
   const Edge *e = &d->edges.at[3];
   ok(e->src == 2 && e->dst == 4 && d->tensors.at[e->tensor].kind == TENSOR_SAVED, "a data edge");
   e = &d->edges.at[4];
@@ -95,7 +97,7 @@ static void errors(const Graph *g) {
       {DAG NODE "tensor=v9", "line 2, column 21: value 9 does not exist; they run from 1 to 8"},
       {DAG NODE "tensor=grad(v1)", "line 2, column 27: expected ','"},
       {DAG NODE "tensor=w",
-       "line 2, column 20: expected a tensor: v1, grad(v1,1), saved(1), kept(1), "
+       "line 2, column 20: expected a tensor: v1, grad(v1,1), saved(1), kept(1), counts(1), "
        "bucket(1), metrics or -"},
       {DAG NODE "color=1", "line 2, column 13: a node has no field \"color\""},
       {DAG NODE "samples=1", "line 2, column 22: expected ':'"},

@@ -104,7 +104,7 @@ static void kinds(const Graph *g) {
        "transfer relu.4 0F0 0-1>2 (node 10), sending, works on "
        "samples 4 to 0, which are not in the batch of 8"},
       {"bucket=1 tensor=bucket(1)", "bucket=1 tensor=bucket(2)",
-       "all_reduce w1 0-1 (node 15) reduces neither its bucket nor the metrics"},
+       "all_reduce w1 0-1 (node 15) reduces neither its bucket, nor the metrics, nor counts"},
       {"16 norm bucket=1", "16 norm", "norm bucket 0 0 (node 16) has no bucket"},
       {"17 update bucket=1", "17 update", "update bucket 0 0-1 (node 17) has no bucket"},
       {"<- 10:v4", "<- 5:v4", "1B0 (node 5) does not make what it gives to 1F0 (node 3): a value"},

@@ -37,7 +37,7 @@ typedef struct Step {
   Buf *saved_i, *saved_w, *kept; /* by chunk */
   Buf *params, *pgrads;          /* by bucket */
   bool *pgrad_written;
-  Buf metrics;
+  Buf metrics, *counts;          /* counts: by chunk */
   unsigned char **input_data; /* by value: the whole batch */
   int64_t lo, hi;
 } Step;
@@ -96,6 +96,8 @@ static unsigned char *bind(Step *s, const Binding *b, uint32_t chunk, Buf *works
     return buf_at(&s->pgrads[b->bucket.i], b->bytes);
   case BIND_METRICS:
     return buf_at(&s->metrics, b->bytes);
+  case BIND_COUNTS:
+    return buf_at(&s->counts[b->chunk.i], b->bytes);
   case BIND_STATE:
     break;
   }
@@ -106,7 +108,7 @@ static unsigned char *bind(Step *s, const Binding *b, uint32_t chunk, Buf *works
 /* How often each came up: models that never show a case prove nothing about it. */
 static struct {
   long kept, saved_i, saved_w, copies, sums, in_place, empty, tied, frozen, aux, joint, half, over,
-      experts;
+      experts, counted;
 } seen;
 
 static void look(const Step *s, const Program *p, Pass pass) {
@@ -122,6 +124,7 @@ static void look(const Step *s, const Program *p, Pass pass) {
   }
   for (uint32_t i = 0; i < p->n_calls; i++) {
     const KernelCall *c = &p->calls[i];
+    seen.counted += c->op == OP_COUNT;
     seen.copies += c->op == OP_RESHAPE;
     seen.sums += c->op == OP_ACCUMULATE;
     seen.experts += c->op == OP_EXPERT_LINEAR;
@@ -203,10 +206,13 @@ static bool writes_what_flows(const Step *s, const Program *p, uint32_t chunk) {
   return got == want;
 }
 
+/* PASS_NONE: the chunk's targets are counted. */
 static void run_program(Step *s, uint32_t chunk, Pass pass) {
   PiperErr err = {0};
+  const ChunkId c = {chunk};
   uint32_t id;
-  if (programs_chunk(s->programs, (ChunkId){chunk}, pass, PROGRAM_KEEP, s->hi - s->lo, &id, &err) != PIPER_OK)
+  if ((pass != PASS_NONE ? programs_chunk(s->programs, c, pass, PROGRAM_KEEP, s->hi - s->lo, &id, &err)
+                         : programs_targets(s->programs, c, s->hi - s->lo, &id, &err)) != PIPER_OK)
     bail(err.text);
   const Program *p = programs_at(s->programs, id);
   unsigned char **bases = calloc(p->n_bindings + 1, sizeof *bases);
@@ -333,6 +339,7 @@ static double run_step(const Dag *d, Programs *programs, const Data *data,
   s.saved_i = calloc(chunks, sizeof(Buf));
   s.saved_w = calloc(chunks, sizeof(Buf));
   s.kept = calloc(chunks, sizeof(Buf));
+  s.counts = calloc(chunks, sizeof(Buf));
   s.params = calloc(buckets, sizeof(Buf));
   s.pgrads = calloc(buckets, sizeof(Buf));
   s.pgrad_written = calloc(buckets, sizeof(bool));
@@ -344,6 +351,18 @@ static double run_step(const Dag *d, Programs *programs, const Data *data,
   for (uint32_t p = 1; p < g->params.n; p++)
     memcpy(s.params[d->home[p].bucket.i].at + d->home[p].offset * 8, data->params + data->offset[p],
            (size_t)shape_elements(&g->params.at[p].shape, 1) * 8);
+  for (uint32_t c = 1; c < chunks; c++) {
+    const uint64_t bytes = g->chunks.at[c].n_counts * 8;
+    if (bytes > 0) memset(buf_at(&s.counts[c], bytes), 0, bytes);
+  }
+  for (int mb = 0; mb < n_mb; mb++) {
+    s.lo = BATCH / n_mb * mb;
+    s.hi = s.lo + BATCH / n_mb;
+    begin_microbatch(&s, data);
+    for (uint32_t c = 1; c < chunks; c++)
+      if (g->chunks.at[c].n_counts > 0) run_program(&s, c, PASS_NONE);
+    end_microbatch(&s);
+  }
   for (int mb = 0; mb < n_mb; mb++) {
     s.lo = BATCH / n_mb * mb;
     s.hi = s.lo + BATCH / n_mb;
@@ -367,6 +386,8 @@ static double run_step(const Dag *d, Programs *programs, const Data *data,
     buf_free(&s.pgrads[b]);
   }
   buf_free(&s.metrics);
+  for (uint32_t c = 0; c < chunks; c++) buf_free(&s.counts[c]);
+  free(s.counts);
   free(s.values);
   free(s.inputs);
   free(s.grads);
@@ -511,13 +532,13 @@ int main(void) {
   for (uint64_t seed = first; seed < first + n; seed++) try_model(seed, &bad);
   diag("%llu models cut in %d ways; kept %ld, saved_i %ld, saved_w %ld, copies %ld, sums %ld, in "
        "place %ld, empty %ld, tied %ld, frozen %ld, aux %ld, joint %ld, half of a joint %ld, over "
-       "%ld, experts %ld",
+       "%ld, experts %ld, counted %ld",
        (unsigned long long)n, bad.cuts, seen.kept, seen.saved_i, seen.saved_w, seen.copies,
        seen.sums, seen.in_place, seen.empty, seen.tied, seen.frozen, seen.aux, seen.joint,
-       seen.half, seen.over, seen.experts);
+       seen.half, seen.over, seen.experts, seen.counted);
   ok(seen.kept && seen.saved_i && seen.saved_w && seen.copies && seen.sums && seen.in_place &&
          seen.empty && seen.tied && seen.frozen && seen.aux && seen.joint && seen.half &&
-         seen.over && seen.experts,
+         seen.over && seen.experts && seen.counted,
      "every case came up");
   is_int(bad.differences, 0, "gradients are those of central differences");
   is_int(bad.fused, 0, "gradients do not depend on where chunks end");

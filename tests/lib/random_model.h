@@ -270,7 +270,12 @@ static inline void model_loss(RandomModel *m, ValueId v) {
 static inline void model_losses(RandomModel *m) {
   const ValueId h = model_pick(m);
   model_op(m, (OpSpec){.kind = OP_MSE, .in = {h, h}});
-  model_op(m, (OpSpec){.kind = OP_CROSS_ENTROPY, .in = {m->pool[1], m->ids}});
+  OpSpec entropy = {.kind = OP_CROSS_ENTROPY, .in = {m->pool[1], m->ids}};
+  if (model_int(m, 2)) { /* a class that is ignored: the divisor is counted */
+    entropy.attrs.d[1] = model_int(m, 2);
+    entropy.attrs.d[2] = 1;
+  }
+  model_op(m, entropy);
   for (int i = 0; i < 3; i++) {
     ValueId s =
         model_op(m, (OpSpec){.kind = OP_SUM_SQUARES, .in = {m->pool[m->n_pool - 1 - i * 2]}});

@@ -7,9 +7,11 @@ export EQUAL_SHORT
 again() { # NAME VARIABLE=VALUE...
   name=$1
   shift
-  env "$@" "$PIPER" "$srcdir/tests/lua/equal_exact.lua" >"$tmp/out" 2>&1
-  ok $? "$name ($(grep -c '^ok' "$tmp/out") comparisons)"
-  grep -v '^ok' "$tmp/out" | sed 's/^/# /' | head -20
+  for script in equal_exact ignore_index; do
+    env "$@" "$PIPER" "$srcdir/tests/lua/$script.lua" >"$tmp/out" 2>&1
+    ok $? "$script, $name ($(grep -c '^ok' "$tmp/out") comparisons)"
+    grep -v '^ok' "$tmp/out" | sed 's/^/# /' | head -20
+  done
 }
 for seed in 1 2 3; do
   again "random sleeps, seed $seed" PIPER_JITTER=$seed:300
