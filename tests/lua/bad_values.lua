@@ -28,9 +28,9 @@ for _, hidden in ipairs { 7, "locked", false, true } do
   fails("compile: argument 1 is {}, not a model", function() piper.compile(odd, strategy(), { batch = 1 }) end)
 end
 fails("compile: argument 1 is { graph = 3 }, not a model", function() piper.compile({ graph = 3 }, strategy(), { batch = 1 }) end)
-fails("train: data is file .*, not one of", function() piper.train(compiled(), { data = io.stdout }) end)
-fails("check_equivalence: data is 3, not one of", function() compiled():check_equivalence { data = 3 } end)
-fails("check_equivalence: data is {}, not one of", function() compiled():check_equivalence { data = {} } end)
+fails("train: data is file .*; piper.data.text", function() piper.train(compiled(), { data = io.stdout }) end)
+fails("check_equivalence: data is 3; piper.data.text", function() compiled():check_equivalence { data = 3 } end)
+fails("check_equivalence: data is {}; piper.data.text", function() compiled():check_equivalence { data = {} } end)
 
 -- Long and unprintable strings, as the core shows them.
 local long = ("n"):rep(100000)
