@@ -174,7 +174,7 @@ static Feed feed_new(const Config *c) {
 
 static void one_step(Job *job, int64_t step, const Feed *f) {
   PiperErr err = {0};
-  double metrics[2];
+  double metrics[3];
   const JobStep s = {.step = step, .lr = 1e-4, .seed = 1, .inputs = f->inputs};
   if (job_step(job, &s, metrics, &err) != PIPER_OK) die("step", err.text);
 }
@@ -290,7 +290,7 @@ static void profile(const Plan *plan, const Feed *f, int n_steps, const OpsCpu *
     const StepBlock block = {.step = step + 2, .lr = 1e-5, .seed = 1, .bias_correction = {1, 1}};
     put_inputs(plan, r, f, arena);
     memcpy((unsigned char *)arena + r->step_offset, &block, sizeof block);
-    memset((unsigned char *)arena + r->metrics_offset, 0, plan->graph->losses.n * sizeof(double));
+    memset((unsigned char *)arena + r->metrics_offset, 0, graph_n_metrics(plan->graph) * sizeof(double));
     for (size_t i = 0; i < r->instrs.n; i++)
       if (r->instrs.at[i].kind == INSTR_RUN)
         profile_instr(plan, r, &r->instrs.at[i], arena, cpu, step < 0 ? NULL : out);

@@ -17,7 +17,7 @@ static void steps(const Layout *l, const char *how) {
   Graph *g = jobs_graph(l->stages);
   Plan *p = jobs_plan(g, l);
   Job *job = jobs_open(p);
-  double metrics[2];
+  double metrics[3]; /* the loss, the norm, what was dropped */
   bool struck = false;
   for (int i = 1; i <= 5; i++) {
     nomem_at(0);

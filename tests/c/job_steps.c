@@ -8,7 +8,7 @@ enum { STEPS = 2, STAGES = 4, N = JOBS_WIDTH * JOBS_WIDTH };
 
 /* All that two runs can be compared by. */
 typedef struct Trace {
-  double metrics[STEPS][2], param[STEPS][STAGES][N], grad[STEPS][STAGES][N];
+  double metrics[STEPS][3], param[STEPS][STAGES][N], grad[STEPS][STAGES][N];
 } Trace;
 
 static PiperErr err;

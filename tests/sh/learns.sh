@@ -3,7 +3,7 @@
 . "$srcdir/tests/lib/tap.sh"
 # Sanitizers cost up to thirty times: there a few steps have to do.
 [ -n "$SANITIZED" ] && steps=4 || steps=120
-sed "s/steps = 4, 8, 200/steps = 4, 8, $steps/; s/step % 20 == 0/step % 4 == 0/" \
+sed "s/steps = 4, 8, 200/steps = 4, 8, $steps/; s/step % 20 == 0/step % 4 == 0/; s/warmup = 20/warmup = 2/" \
   "$srcdir/samples/train_gpt.lua" >"$tmp/gpt.lua"
 cat /usr/share/common-licenses/* >"$tmp/text"
 "$PIPER" "$tmp/gpt.lua" "$tmp/text" >"$tmp/out" 2>"$tmp/err"
