@@ -142,7 +142,9 @@ static void large(size_t n, bool reduce, int repeat) {
   for (int r = 0; r < 2; r++) {
     DeviceStream *s = p.compute[r];
     for (int i = 0; i < repeat; i++) {
-      if (reduce) NEED(COMM_LOCAL.all_reduce(p.forth[r], s, buf[r], n, DT_F32, 0, &err));
+      if (reduce)
+        NEED(COMM_LOCAL.all_reduce(p.forth[r], s, &(CommSum){buf[r], buf[r], false, n, DT_F32}, 0,
+                                   &err));
       else if (r == 0) NEED(COMM_LOCAL.send(p.forth[r], s, buf[r], n * 4, 0, &err));
       else NEED(COMM_LOCAL.recv(p.forth[r], s, buf[r], n * 4, 0, &err));
     }
@@ -212,7 +214,8 @@ static void small_sums(void) {
   ranks_capture(&p.ranks);
   for (uint32_t k = 0; k < CHAIN; k++) {
     for (int r = 0; r < 2; r++) {
-      NEED(COMM_LOCAL.all_reduce(p.forth[r], p.compute[r], &word[r], 1, DT_F32, k, &err));
+      NEED(COMM_LOCAL.all_reduce(p.forth[r], p.compute[r],
+                                 &(CommSum){&word[r], &word[r], false, 1, DT_F32}, k, &err));
     }
   }
   ranks_captured(&p.ranks);

@@ -129,6 +129,8 @@ local KINDS = {
   dim_name = { type = "string", copy = dim_name },
   count = { type = "integer>=1", copy = function(_, n) return math.tointeger(n) end },
   mebibytes = { type = "number>0", copy = bucket_size },
+  flag = { type = "boolean" },
+  reduce = { type = "string", copy = function(where, word) return check.choice(where, 'field "reduce"', word, { "step", "microbatch" }) end },
 }
 
 -- The fields of each directive, in the order in which they are printed and saved: name, kind, and
@@ -138,7 +140,9 @@ local FIELDS = {
   place = { { "filter", "filter" }, { "devices", "devices" }, { "stream", "name", OPTIONAL } },
   replicate = {
     { "filter", "filter" }, { "devices", "devices" }, { "reduce_stream", "name", OPTIONAL },
-    { "bucket_size", "mebibytes", OPTIONAL },
+    { "gather_stream", "name", OPTIONAL }, { "bucket_size", "mebibytes", OPTIONAL },
+    { "shard_optimizer", "flag", OPTIONAL }, { "shard_grads", "flag", OPTIONAL },
+    { "reduce", "reduce", OPTIONAL },
   },
   split = { { "filter", "filter", {} }, { "dim_name", "dim_name", "MB" }, { "num_microbatches", "count" } },
   recompute = { { "filter", "filter" } },
@@ -147,7 +151,10 @@ local FIELDS = {
 
 -- What a directive carries beside its fields.
 local FURTHER = {
-  replicate = function(d) d.bucket_bytes = math.max(1, math.floor((d.bucket_size or 25) * (1 << 20))) end,
+  replicate = function(d)
+    d.bucket_bytes = math.max(1, math.floor((d.bucket_size or 25) * (1 << 20)))
+    d.zero = d.shard_grads and 2 or d.shard_optimizer and 1 or 0 -- each includes those before it
+  end,
 }
 
 local DECLARED = {}
@@ -191,8 +198,14 @@ end
 function Strategy:place(spec) append(self, "place", spec, check.here()) return self end
 
 ---Keeps the parameters of matched chunks equal on their devices: gradients are summed over them.
----@param spec { filter: piper.Filter, devices: integer[], reduce_stream?: string, bucket_size?: number }
----bucket_size in MiB a bucket (default 25), per chunk; reduce_stream: default "dp_stream"
+---
+---shard_optimizer: each device keeps and updates a share of them (ZeRO-1); shard_grads: and keeps its
+---share of the gradients only (ZeRO-2). Each includes the one before. reduce "step" (default): one
+---reduction a bucket, after its last backward; "microbatch": one after each backward, so that gradients
+---are whole only from a backward to its reduction.
+---@param spec { filter: piper.Filter, devices: integer[], reduce_stream?: string, gather_stream?: string, bucket_size?: number, shard_optimizer?: boolean, shard_grads?: boolean, reduce?: "step"|"microbatch" }
+---bucket_size in MiB a bucket (default 25), per chunk; reduce_stream: default "dp_stream";
+---gather_stream: default "ag_stream"
 function Strategy:replicate(spec) append(self, "replicate", spec, check.here()) return self end
 
 ---Cuts the batch of the matched part of the DAG into num_microbatches equal pieces; splits nest.

@@ -29,6 +29,13 @@ static lua_Integer int_field(lua_State *L, int idx, const char *name, lua_Intege
   return v;
 }
 
+static bool word_is(lua_State *L, int idx, const char *name, const char *word) {
+  const bool is =
+      lua_getfield(L, idx, name) == LUA_TSTRING && strcmp(lua_tostring(L, -1), word) == 0;
+  lua_pop(L, 1);
+  return is;
+}
+
 static int32_t *int_list(lua_State *L, int idx, Arena *arena, uint32_t *n) {
   idx = lua_absindex(L, idx);
   *n = (uint32_t)luaL_len(L, idx);
@@ -144,7 +151,10 @@ static Directive read_directive(lua_State *L, Arena *arena) {
       .stream = string_field(L, at, "stream", arena),
       .reduce_stream = string_field(L, at, "reduce_stream", arena),
       .dim_name = string_field(L, at, "dim_name", arena),
+      .gather_stream = string_field(L, at, "gather_stream", arena),
       .bucket_bytes = int_field(L, at, "bucket_bytes", 0),
+      .zero = (uint8_t)int_field(L, at, "zero", ZERO_NONE),
+      .per_microbatch = word_is(L, at, "reduce", "microbatch"),
       .num_microbatches = int_field(L, at, "num_microbatches", 0),
       .schedule = (uint32_t)int_field(L, at, "schedule", 0),
       .rank_in_schedule = (uint32_t)int_field(L, at, "rank_in_schedule", 0),

@@ -9,6 +9,7 @@
 #ifndef PIPER_COMM_COMM_H
 #define PIPER_COMM_COMM_H
 
+#include "base/share.h"
 #include "device/device.h"
 
 typedef struct CommOps CommOps;
@@ -20,6 +21,21 @@ typedef struct Comm {
   int32_t rank;
 } Comm;
 typedef struct CommGroup { Comm *comm; } CommGroup; /* one member's handle */
+
+typedef struct CommSum {
+  void *buf;      /* count elements */
+  void *into;
+  bool add;
+  uint64_t count;
+  DType dtype;
+} CommSum;
+
+typedef struct CommGather {
+  const void *from;
+  void *buf;      /* count elements */
+  uint64_t count;
+  DType dtype;
+} CommGather;
 
 struct CommOps {
   const char *name;
@@ -47,10 +63,24 @@ struct CommOps {
                       uint32_t label, PiperErr *err);
   PiperStatus (*recv)(CommGroup *g, DeviceStream *s, void *buf, uint64_t bytes, uint32_t label,
                       PiperErr *err);
-  /* In place, DT_F32 or DT_F64. Every member gets the same bits; on CPUs the sum is taken in the
-   * order of the group's list, so they are the same in every run. */
-  PiperStatus (*all_reduce)(CommGroup *g, DeviceStream *s, void *buf, uint64_t count, DType dtype,
-                            uint32_t label, PiperErr *err);
+  /* Collectives. Every member makes the same calls in the same order, with its own buffers. 'dtype'
+   * is DT_F32 or DT_F64. Sums are taken in the order of the group's list on CPUs, elementwise: so all
+   * members get the same bits, in every run, and the same from all of these.
+   *
+   * 'into' is where a sum goes: it is written there or, with 'add', added to what is there (on all
+   * members alike). It may be the place in 'buf' that the sum is of; otherwise it does not overlap
+   * 'buf', whose content is undefined afterwards.
+   *
+   * 'shares' has one interval of elements a member; they cover 'buf' once, in any order, and may be
+   * empty. It is the same on all members and stays until close. */
+  PiperStatus (*all_reduce)(CommGroup *g, DeviceStream *s, const CommSum *x, uint32_t label,
+                            PiperErr *err);
+  /* 'into' gets the sum of this member's share. */
+  PiperStatus (*reduce_scatter)(CommGroup *g, DeviceStream *s, const CommSum *x,
+                                const Share *shares, uint32_t label, PiperErr *err);
+  /* 'buf' gets every member's share, this member's from 'from': its place in 'buf', or elsewhere. */
+  PiperStatus (*all_gather)(CommGroup *g, DeviceStream *s, const CommGather *x,
+                            const Share *shares, uint32_t label, PiperErr *err);
 
   /* The device's stop flag was set: let go of whatever waits for other ranks. Any thread, any number
    * of times; does not block. */

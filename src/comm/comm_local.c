@@ -1,6 +1,6 @@
 /* Ranks as threads of one process. Nothing is handed through a buffer of ours: a transfer is one copy
- * from where the sender has it to where the receiver wants it; an all_reduce reads and writes the
- * members' buffers in place. The side that arrives last starts the copy or the sum, in pieces that
+ * from where the sender has it to where the receiver wants it; a collective reads and writes the
+ * members' buffers where they are. Whoever arrives last starts the copy or the sum, in pieces that
  * any thread without work may take.
  *
  * What meets (a Meeting) is known when the step is captured: it counts arrivals, and after every
@@ -24,20 +24,30 @@
 typedef struct Meeting Meeting;
 typedef struct LocalGroup LocalGroup;
 
-typedef enum MeetingKind { MEET_TRANSFER, MEET_ALL_REDUCE } MeetingKind;
+typedef enum MeetingKind {
+  MEET_TRANSFER,
+  MEET_ALL_REDUCE,
+  MEET_REDUCE_SCATTER,
+  MEET_ALL_GATHER
+} MeetingKind;
+static const char *const MEETING_NAME[] = {"transfer", "all_reduce", "reduce_scatter",
+                                           "all_gather"};
 
 typedef struct Member {
   CpuOp op;
   Meeting *meeting;
   unsigned char *buf;
+  unsigned char *part; /* collectives: where the sum goes, or where the share comes from */
 } Member;
 
 struct Meeting {
   CpuWork work;
   MeetingKind kind;
   DType dtype;
+  bool add;   /* sums */
   uint32_t n; /* members; TRANSFER: 0 sends, 1 receives */
   uint64_t bytes;
+  const Share *shares; /* REDUCE_SCATTER, ALL_GATHER */
   atomic_ullong arrivals;
   Member member[];
 };
@@ -48,7 +58,7 @@ struct LocalGroup {
   uint32_t n, n_joined;
   bool *joined;                /* by position in 'ranks' */
   VEC(Meeting *) transfers;    /* { source, destination } */
-  VEC(Meeting *) all_reduces;
+  VEC(Meeting *) collectives;
 };
 
 struct CommHub {
@@ -60,7 +70,7 @@ typedef struct LocalHandle {
   CommGroup base;
   LocalGroup *group;
   uint32_t me; /* position */
-  uint32_t n_transfers, n_all_reduces; /* enqueued so far */
+  uint32_t n_transfers, n_collectives; /* enqueued so far */
 } LocalHandle;
 
 typedef struct LocalComm {
@@ -81,8 +91,9 @@ static void copy_piece(CpuWork *w, uint32_t i) {
          left < COPY_PIECE_BYTES ? left : COPY_PIECE_BYTES);
 }
 
-/* Sums of n arrays of T, elements [lo, hi), left in all of them. Loops over a whole block have a
- * constant count, so that a compiler vectorises them at any level. */
+/* Sums of n arrays of T, elements [lo, hi). all_T leaves them in all members' parts, one_T in one,
+ * which begins at element lo. Loops over a whole block have a constant count, so that a compiler
+ * vectorises them at any level. */
 #define SUM(T)                                                                                     \
   enum { BLOCK_##T = SUM_BLOCK_BYTES / sizeof(T) };                                                \
   static void add_block_##T(T *restrict sum, const T *restrict x) {                                \
@@ -91,34 +102,89 @@ static void copy_piece(CpuWork *w, uint32_t i) {
   static void add_two_block_##T(T *restrict a, T *restrict b) {                                    \
     for (size_t i = 0; i < BLOCK_##T; i++) a[i] = b[i] = a[i] + b[i];                              \
   }                                                                                                \
-  static void sum_block_##T(const Meeting *m, size_t at) {                                         \
+  static void sum_block_##T(const Meeting *m, size_t at, T *sum) {                                 \
+    memcpy(sum, (T *)m->member[0].buf + at, SUM_BLOCK_BYTES);                                      \
+    for (uint32_t j = 1; j < m->n; j++) add_block_##T(sum, (T *)m->member[j].buf + at);            \
+  }                                                                                                \
+  static T sum_one_##T(const Meeting *m, size_t at) {                                              \
+    T sum = ((T *)m->member[0].buf)[at];                                                           \
+    for (uint32_t j = 1; j < m->n; j++) sum += ((T *)m->member[j].buf)[at];                        \
+    return sum;                                                                                    \
+  }                                                                                                \
+  static void put_block_##T(const Meeting *m, const T *restrict sum, T *restrict to) {             \
+    if (m->add) add_block_##T(to, sum);                                                            \
+    else memcpy(to, sum, SUM_BLOCK_BYTES);                                                         \
+  }                                                                                                \
+  static void all_block_##T(const Meeting *m, size_t at) {                                         \
     T sum[BLOCK_##T];                                                                              \
-    if (m->n == 2) {                                                                               \
+    if (m->n == 2 && !m->add && m->member[0].part == m->member[0].buf &&                           \
+        m->member[1].part == m->member[1].buf) {                                                   \
       add_two_block_##T((T *)m->member[0].buf + at, (T *)m->member[1].buf + at);                   \
       return;                                                                                      \
     }                                                                                              \
-    memcpy(sum, (T *)m->member[0].buf + at, sizeof sum);                                           \
-    for (uint32_t j = 1; j < m->n; j++) add_block_##T(sum, (T *)m->member[j].buf + at);            \
-    for (uint32_t j = 0; j < m->n; j++) memcpy((T *)m->member[j].buf + at, sum, sizeof sum);       \
+    sum_block_##T(m, at, sum);                                                                     \
+    for (uint32_t j = 0; j < m->n; j++) put_block_##T(m, sum, (T *)m->member[j].part + at);        \
   }                                                                                                \
-  static void sum_##T(const Meeting *m, size_t lo, size_t hi) {                                    \
-    for (; hi - lo >= BLOCK_##T; lo += BLOCK_##T) sum_block_##T(m, lo);                            \
+  static void all_##T(const Meeting *m, size_t lo, size_t hi) {                                    \
+    for (; hi - lo >= BLOCK_##T; lo += BLOCK_##T) all_block_##T(m, lo);                            \
     for (; lo < hi; lo++) {                                                                        \
-      T sum = ((T *)m->member[0].buf)[lo];                                                         \
-      for (uint32_t j = 1; j < m->n; j++) sum += ((T *)m->member[j].buf)[lo];                      \
-      for (uint32_t j = 0; j < m->n; j++) ((T *)m->member[j].buf)[lo] = sum;                       \
+      const T sum = sum_one_##T(m, lo);                                                            \
+      for (uint32_t j = 0; j < m->n; j++) {                                                        \
+        T *to = (T *)m->member[j].part + lo;                                                       \
+        *to = m->add ? *to + sum : sum;                                                            \
+      }                                                                                            \
     }                                                                                              \
+  }                                                                                                \
+  static void one_##T(const Meeting *m, size_t lo, size_t hi, T *to) {                             \
+    for (; hi - lo >= BLOCK_##T; lo += BLOCK_##T, to += BLOCK_##T) {                               \
+      T sum[BLOCK_##T];                                                                            \
+      sum_block_##T(m, lo, sum);                                                                   \
+      put_block_##T(m, sum, to);                                                                   \
+    }                                                                                              \
+    for (; lo < hi; lo++, to++) *to = m->add ? *to + sum_one_##T(m, lo) : sum_one_##T(m, lo);      \
   }
 SUM(float)
 SUM(double)
 
-static void sum_piece(CpuWork *w, uint32_t i) {
+static Share piece_elements(const Meeting *m, uint32_t i, uint64_t piece_bytes) {
+  const uint64_t lo = i * piece_bytes, size = dtype_bytes(m->dtype);
+  const uint64_t hi = m->bytes - lo < piece_bytes ? m->bytes : lo + piece_bytes;
+  return (Share){(int64_t)(lo / size), (int64_t)(hi / size)};
+}
+
+static void all_reduce_piece(CpuWork *w, uint32_t i) {
+  const Meeting *m = (const Meeting *)w;
+  const Share s = piece_elements(m, i, SUM_PIECE_BYTES);
+  if (m->dtype == DT_F32) all_float(m, (size_t)s.lo, (size_t)s.hi);
+  else all_double(m, (size_t)s.lo, (size_t)s.hi);
+}
+
+static void reduce_scatter_piece(CpuWork *w, uint32_t i) {
+  const Meeting *m = (const Meeting *)w;
+  const Share piece = piece_elements(m, i, SUM_PIECE_BYTES);
+  for (uint32_t j = 0; j < m->n; j++) {
+    const Share s = share_common(piece, m->shares[j]);
+    const int64_t skip = s.lo - m->shares[j].lo;
+    if (s.lo == s.hi) continue;
+    if (m->dtype == DT_F32)
+      one_float(m, (size_t)s.lo, (size_t)s.hi, (float *)m->member[j].part + skip);
+    else one_double(m, (size_t)s.lo, (size_t)s.hi, (double *)m->member[j].part + skip);
+  }
+}
+
+static void all_gather_piece(CpuWork *w, uint32_t i) {
   Meeting *m = (Meeting *)w;
-  const uint64_t lo = i * SUM_PIECE_BYTES;
-  const uint64_t hi = m->bytes - lo < SUM_PIECE_BYTES ? m->bytes : lo + SUM_PIECE_BYTES;
-  if (m->n == 1) return;
-  if (m->dtype == DT_F32) sum_float(m, lo / sizeof(float), hi / sizeof(float));
-  else sum_double(m, lo / sizeof(double), hi / sizeof(double));
+  const size_t size = dtype_bytes(m->dtype);
+  const Share piece = piece_elements(m, i, COPY_PIECE_BYTES);
+  for (uint32_t j = 0; j < m->n; j++) {
+    const Share s = share_common(piece, m->shares[j]);
+    if (s.lo == s.hi) continue;
+    const unsigned char *from = m->member[j].part + (size_t)(s.lo - m->shares[j].lo) * size;
+    for (uint32_t k = 0; k < m->n; k++) {
+      unsigned char *to = m->member[k].buf + (size_t)s.lo * size;
+      if (to != from) memcpy(to, from, (size_t)share_size(s) * size);
+    }
+  }
 }
 
 static void finish(CpuWork *w, CpuDrain *d) {
@@ -133,16 +199,37 @@ static void arrive(CpuOp *op, CpuDrain *d) {
 
 /* ---- while capturing ------------------------------------------------------------------------------ */
 
-static Meeting *meeting_new(MeetingKind kind, uint32_t n, uint64_t bytes, DType dtype) {
-  const uint64_t size = kind == MEET_TRANSFER ? COPY_PIECE_BYTES : SUM_PIECE_BYTES;
-  const uint64_t pieces = bytes == 0 || n == 1 ? 1 : (bytes + size - 1) / size;
+typedef struct Call {
+  LocalHandle *handle;
+  DeviceStream *stream;
+  MeetingKind kind;
+  void *buf, *part;
+  uint64_t bytes;
+  DType dtype;
+  bool add;
+  const Share *shares;
+  uint32_t label;
+} Call;
+
+static Meeting *meeting_new(const Call *c, uint32_t n) {
+  static void (*const PIECE[])(CpuWork *, uint32_t) = {
+      [MEET_TRANSFER] = copy_piece,
+      [MEET_ALL_REDUCE] = all_reduce_piece,
+      [MEET_REDUCE_SCATTER] = reduce_scatter_piece,
+      [MEET_ALL_GATHER] = all_gather_piece,
+  };
+  const bool copies = c->kind == MEET_TRANSFER || c->kind == MEET_ALL_GATHER;
+  const uint64_t size = copies ? COPY_PIECE_BYTES : SUM_PIECE_BYTES;
+  const uint64_t pieces = c->bytes == 0 ? 1 : (c->bytes + size - 1) / size;
   Meeting *m = calloc(1, sizeof *m + n * sizeof *m->member);
   if (m == NULL) return NULL;
-  cpu_work_init(&m->work, kind == MEET_TRANSFER ? copy_piece : sum_piece, finish, (uint32_t)pieces);
-  m->kind = kind;
-  m->dtype = dtype;
+  cpu_work_init(&m->work, PIECE[c->kind], finish, (uint32_t)pieces);
+  m->kind = c->kind;
+  m->dtype = c->dtype;
+  m->add = c->add;
   m->n = n;
-  m->bytes = bytes;
+  m->bytes = c->bytes;
+  m->shares = c->shares;
   for (uint32_t i = 0; i < n; i++) {
     m->member[i].meeting = m;
     m->member[i].op.arrive = arrive;
@@ -150,18 +237,10 @@ static Meeting *meeting_new(MeetingKind kind, uint32_t n, uint64_t bytes, DType 
   return m;
 }
 
-typedef struct Call {
-  LocalHandle *handle;
-  DeviceStream *stream;
-  void *buf;
-  uint64_t bytes;
-  DType dtype;
-  uint32_t label;
-} Call;
-
 static PiperStatus enqueue(const Call *c, Meeting *m, PiperErr *err) {
   Member *member = &m->member[c->handle->me];
   member->buf = c->buf;
+  member->part = c->part;
   return cpu_op_enqueue(c->stream, &member->op, c->label, err);
 }
 
@@ -171,7 +250,7 @@ static PiperStatus transfer(const Call *c, PiperErr *err) {
   Meeting *m;
   if (k == g->transfers.n) {
     if (!vec_reserve(&g->transfers, 1)) return err_nomem(err, "transfer");
-    m = meeting_new(MEET_TRANSFER, 2, c->bytes, DT_NONE);
+    m = meeting_new(c, 2);
     if (m == NULL) return err_nomem(err, "transfer");
     g->transfers.at[g->transfers.n++] = m;
   }
@@ -196,52 +275,119 @@ static PiperStatus pair_check(const LocalHandle *h, uint32_t side, const char *w
 
 static PiperStatus local_send(CommGroup *g, DeviceStream *s, const void *buf, uint64_t bytes,
                               uint32_t label, PiperErr *err) {
-  const Call c = {(LocalHandle *)g, s, (void *)buf, bytes, DT_NONE, label};
+  const Call c = {
+      .handle = (LocalHandle *)g, .stream = s, .buf = (void *)buf, .bytes = bytes, .label = label};
   TRY(pair_check(c.handle, 0, "send", err));
   return transfer(&c, err);
 }
 
 static PiperStatus local_recv(CommGroup *g, DeviceStream *s, void *buf, uint64_t bytes,
                               uint32_t label, PiperErr *err) {
-  const Call c = {(LocalHandle *)g, s, buf, bytes, DT_NONE, label};
+  const Call c = {
+      .handle = (LocalHandle *)g, .stream = s, .buf = buf, .bytes = bytes, .label = label};
   TRY(pair_check(c.handle, 1, "receive", err));
   return transfer(&c, err);
 }
 
-static PiperStatus local_all_reduce(CommGroup *base, DeviceStream *s, void *buf, uint64_t count,
-                                    DType dtype, uint32_t label, PiperErr *err) {
-  const Call c = {(LocalHandle *)base, s, buf, count * dtype_bytes(dtype), dtype, label};
-  LocalGroup *g = c.handle->group;
-  const uint32_t k = c.handle->n_all_reduces;
+/* The shares cover the buffer once: nothing is read or written twice, or outside. */
+static bool shares_cover(const Share *shares, uint32_t n, int64_t count) {
+  int64_t sum = 0;
+  uint32_t in_order = 0; /* mostly all of them are */
+  for (; in_order < n && shares[in_order].lo == sum && shares[in_order].hi >= sum; in_order++)
+    sum = shares[in_order].hi;
+  if (in_order == n) return sum == count;
+  sum = 0;
+  for (uint32_t i = 0; i < n; i++) {
+    if (shares[i].lo < 0 || shares[i].lo > shares[i].hi || shares[i].hi > count) return false;
+    sum += share_size(shares[i]);
+    for (uint32_t j = 0; j < i; j++)
+      if (share_size(share_common(shares[i], shares[j])) > 0) return false;
+  }
+  return sum == count;
+}
+
+static PiperStatus collective(const Call *c, PiperErr *err) {
+  LocalGroup *g = c->handle->group;
+  const uint32_t k = c->handle->n_collectives;
+  const char *name = MEETING_NAME[c->kind];
   Meeting *m;
-  if (dtype != DT_F32 && dtype != DT_F64) {
-    return err_set(err, PIPER_EBUG, "%s: all_reduce of %s", g->name, dtype_name(dtype));
+  if (c->dtype != DT_F32 && c->dtype != DT_F64)
+    return err_set(err, PIPER_EBUG, "%s: %s of %s", g->name, name, dtype_name(c->dtype));
+  if (k == g->collectives.n) {
+    const int64_t count = (int64_t)(c->bytes / dtype_bytes(c->dtype));
+    if (c->shares != NULL && !shares_cover(c->shares, g->n, count))
+      return err_set(err, PIPER_EBUG, "%s, %s %u: the shares do not cover its %lld elements once",
+                     g->name, name, (unsigned)k + 1, (long long)count);
+    if (!vec_reserve(&g->collectives, 1)) return err_nomem(err, name);
+    m = meeting_new(c, g->n);
+    if (m == NULL) return err_nomem(err, name);
+    g->collectives.at[g->collectives.n++] = m;
   }
-  if (k == g->all_reduces.n) {
-    if (!vec_reserve(&g->all_reduces, 1)) return err_nomem(err, "all_reduce");
-    m = meeting_new(MEET_ALL_REDUCE, g->n, c.bytes, dtype);
-    if (m == NULL) return err_nomem(err, "all_reduce");
-    g->all_reduces.at[g->all_reduces.n++] = m;
-  }
-  m = g->all_reduces.at[k];
-  if (m->bytes != c.bytes || m->dtype != dtype) {
+  m = g->collectives.at[k];
+  if (m->kind != c->kind)
+    return err_set(err, PIPER_EBUG, "%s, collective %u: rank %d makes it %s, another rank %s",
+                   g->name, (unsigned)k + 1, (int)g->ranks[c->handle->me], name,
+                   MEETING_NAME[m->kind]);
+  if (m->bytes != c->bytes || m->dtype != c->dtype || m->add != c->add)
     return err_set(err, PIPER_EBUG,
-                   "%s, all_reduce %u: rank %d has %llu bytes of %s, another rank %llu of %s",
-                   g->name, (unsigned)k + 1, (int)g->ranks[c.handle->me],
-                   (unsigned long long)c.bytes, dtype_name(dtype), (unsigned long long)m->bytes,
-                   dtype_name(m->dtype));
-  }
-  c.handle->n_all_reduces++;
-  return enqueue(&c, m, err);
+                   "%s, %s %u: rank %d has %llu bytes of %s%s, another rank %llu of %s%s", g->name,
+                   name, (unsigned)k + 1, (int)g->ranks[c->handle->me],
+                   (unsigned long long)c->bytes, dtype_name(c->dtype), c->add ? " to add" : "",
+                   (unsigned long long)m->bytes, dtype_name(m->dtype), m->add ? " to add" : "");
+  if (c->shares != m->shares && memcmp(c->shares, m->shares, g->n * sizeof *c->shares) != 0)
+    return err_set(err, PIPER_EBUG, "%s, %s %u: rank %d divides it differently from another rank",
+                   g->name, name, (unsigned)k + 1, (int)g->ranks[c->handle->me]);
+  c->handle->n_collectives++;
+  return enqueue(c, m, err);
+}
+
+static Call sum_call(CommGroup *g, DeviceStream *s, MeetingKind kind, const CommSum *x,
+                     uint32_t label) {
+  return (Call){.handle = (LocalHandle *)g,
+                .stream = s,
+                .kind = kind,
+                .buf = x->buf,
+                .part = x->into,
+                .bytes = x->count * dtype_bytes(x->dtype),
+                .dtype = x->dtype,
+                .add = x->add,
+                .label = label};
+}
+
+static PiperStatus local_all_reduce(CommGroup *g, DeviceStream *s, const CommSum *x, uint32_t label,
+                                    PiperErr *err) {
+  const Call c = sum_call(g, s, MEET_ALL_REDUCE, x, label);
+  return collective(&c, err);
+}
+
+static PiperStatus local_reduce_scatter(CommGroup *g, DeviceStream *s, const CommSum *x,
+                                        const Share *shares, uint32_t label, PiperErr *err) {
+  Call c = sum_call(g, s, MEET_REDUCE_SCATTER, x, label);
+  c.shares = shares;
+  return collective(&c, err);
+}
+
+static PiperStatus local_all_gather(CommGroup *g, DeviceStream *s, const CommGather *x,
+                                    const Share *shares, uint32_t label, PiperErr *err) {
+  const Call c = {.handle = (LocalHandle *)g,
+                  .stream = s,
+                  .kind = MEET_ALL_GATHER,
+                  .buf = x->buf,
+                  .part = (void *)x->from,
+                  .bytes = x->count * dtype_bytes(x->dtype),
+                  .dtype = x->dtype,
+                  .shares = shares,
+                  .label = label};
+  return collective(&c, err);
 }
 
 /* ---- groups ------------------------------------------------------------------------------------- */
 
 static void group_free(LocalGroup *g) {
   for (size_t i = 0; i < g->transfers.n; i++) free(g->transfers.at[i]);
-  for (size_t i = 0; i < g->all_reduces.n; i++) free(g->all_reduces.at[i]);
+  for (size_t i = 0; i < g->collectives.n; i++) free(g->collectives.at[i]);
   vec_free(&g->transfers);
-  vec_free(&g->all_reduces);
+  vec_free(&g->collectives);
   free(g->joined);
   free(g->ranks);
   free(g->name);
@@ -377,5 +523,7 @@ const CommOps COMM_LOCAL = {
     .send = local_send,
     .recv = local_recv,
     .all_reduce = local_all_reduce,
+    .reduce_scatter = local_reduce_scatter,
+    .all_gather = local_all_gather,
     .abort = local_abort,
 };

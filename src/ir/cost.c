@@ -1,6 +1,8 @@
 /* Roofline: whichever of arithmetic and memory takes longer, on top of a fixed price a node. */
 #include "ir/cost.h"
 
+#include "ir/bucket.h"
+
 /* One core of the machines that Piper is developed on (a 2.6 GHz AVX-512 server core): matrix
  * products reach 95 to 150 GFLOP/s in f32, one core streams some 10 GB/s. A hand-over between two
  * threads takes 0.1 us while both spin, 40 us when one sleeps; 5 us stands for the usual mix. */
@@ -57,27 +59,40 @@ static double transfer_seconds(const CostTable *t, const Programs *programs, con
   return t->link_latency + bytes / t->link_bytes_per_second;
 }
 
-static double all_reduce_seconds(const CostTable *t, const Programs *programs, const Dag *d,
+/* A ring: every member passes on the parts of all others, twice where the sum goes to all. */
+static double collective_seconds(const CostTable *t, const Programs *programs, const Dag *d,
                                  NodeId n) {
-  const uint32_t size = devsets_size(d->devsets, d->devs[n.i]);
+  uint32_t size = devsets_size(d->devsets, d->devs[n.i]);
   if (size < 2) return 0;
   const Tensor *what = &d->tensors.at[d->tensor[n.i]];
   double bytes = 0;
-  if (what->kind == TENSOR_METRICS)
+  if (what->kind == TENSOR_METRICS) {
     bytes = (double)(graph_n_metrics(d->graph) * sizeof(double));
-  else if (what->kind == TENSOR_COUNTS)
+  } else if (what->kind == TENSOR_COUNTS) {
     bytes = (double)(graph_chunk(d->graph, what->chunk)->n_counts * sizeof(double));
-  else
-    bytes = (double)d->buckets.at[d->bucket[n.i]].elements *
-            (double)dtype_bytes(programs_spec(programs)->dtype);
-  return t->link_latency + 2 * bytes * (size - 1) / size / t->link_bytes_per_second;
+  } else {
+    const BucketId b = {d->bucket[n.i]};
+    bytes =
+        (double)d->buckets.at[b.i].elements * (double)dtype_bytes(programs_spec(programs)->dtype);
+    if (bucket_node_joins(d, n)) { /* the first group's shares, over one member of each group */
+      bytes /= devsets_size(d->devsets, bucket_group(d, b, 0));
+      size = bucket_n_groups(d, b);
+    }
+  }
+  const double rounds = d->kind[n.i] == NODE_ALL_REDUCE ? 2 : 1;
+  return t->link_latency + rounds * bytes * (size - 1) / size / t->link_bytes_per_second;
 }
 
+/* On the first device: shares differ by an element. */
 static double bucket_seconds(const CostTable *t, Programs *programs, const Dag *d, NodeId n) {
   const BucketId bucket = {d->bucket[n.i]};
+  const bool placed = devsets_size(d->devsets, d->devs[n.i]) > 0;
+  const int32_t rank = placed ? devsets_ranks(d->devsets, d->devs[n.i])[0] : 0;
+  const Share share = bucket_updated(d, bucket, rank);
   uint32_t id;
-  const PiperStatus st = d->kind[n.i] == NODE_NORM ? programs_norm(programs, bucket, &id, NULL)
-                                                   : programs_update(programs, bucket, &id, NULL);
+  const PiperStatus st = d->kind[n.i] == NODE_NORM
+                             ? programs_norm(programs, bucket, share, &id, NULL)
+                             : programs_update(programs, bucket, share, &id, NULL);
   return st == PIPER_OK ? program_seconds(t, programs, id) : 0;
 }
 
@@ -90,7 +105,9 @@ double cost_node(const CostTable *t, Programs *programs, const Dag *d, NodeId n)
   case NODE_TRANSFER:
     return transfer_seconds(t, programs, d, n);
   case NODE_ALL_REDUCE:
-    return all_reduce_seconds(t, programs, d, n);
+  case NODE_REDUCE_SCATTER:
+  case NODE_ALL_GATHER:
+    return collective_seconds(t, programs, d, n);
   case NODE_NORM:
   case NODE_UPDATE:
     return bucket_seconds(t, programs, d, n);

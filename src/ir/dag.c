@@ -92,6 +92,7 @@ void dag_free(Dag *d) {
   vec_free(&d->tensors);
   vec_free(&d->buckets);
   vec_free(&d->bucket_params);
+  vec_free(&d->bucket_groups);
   vec_free(&d->tags_first);
   vec_free(&d->tags_at);
   if (d->index != NULL) {
@@ -351,6 +352,8 @@ void dag_label(const Dag *d, NodeId n, char *buf, size_t size) {
     return;
   }
   case NODE_ALL_REDUCE:
+  case NODE_REDUCE_SCATTER:
+  case NODE_ALL_GATHER:
   case NODE_NORM:
   case NODE_UPDATE:
     put(&o, "%s ", NODE_KIND_NAME[kind]);
@@ -361,7 +364,12 @@ void dag_label(const Dag *d, NodeId n, char *buf, size_t size) {
       put_stage(&o, d, t->chunk);
       put(&o, "F");
     } else {
-      put_bucket(&o, d, t->kind == TENSOR_BUCKET ? t->bucket.i : d->bucket[n.i]);
+      put_bucket(&o, d, t->bucket.i != 0 ? t->bucket.i : d->bucket[n.i]);
+    }
+    if (d->chunk[n.i] != 0) {
+      put(&o, " ");
+      put_stage(&o, d, (ChunkId){d->chunk[n.i]});
+      put(&o, "%c%u", pass_letter(d->pass[n.i]), d->mb[n.i]);
     }
     if (d->devs[n.i] != 0) {
       put(&o, " ");

@@ -44,6 +44,7 @@ typedef enum TensorKind {
   TENSOR_SAVED,   /* what a chunk's F keeps for its backward (never leaves the rank) */
   TENSOR_KEPT,    /* what a chunk's BI keeps for its BW (never leaves the rank) */
   TENSOR_BUCKET,  /* gradients of a bucket */
+  TENSOR_PARAMS,  /* parameters of a bucket: updated shares, or all of them together */
   TENSOR_METRICS, /* f64 vector: one sum a loss term, then the squared gradient norm */
   TENSOR_COUNTS,  /* f64 vector: what ops of a chunk divide by (Op.count) */
 } TensorKind;
@@ -52,7 +53,7 @@ typedef struct Tensor {
   TensorKind kind;
   ValueId value;    /* VALUE, GRAD */
   ChunkId chunk;    /* GRAD: the consumer; SAVED, KEPT, COUNTS: the chunk */
-  BucketId bucket;  /* BUCKET */
+  BucketId bucket;  /* BUCKET, PARAMS */
 } Tensor;
 
 typedef enum EdgeKind { EDGE_DATA, EDGE_TEMPORAL } EdgeKind;
@@ -64,9 +65,17 @@ typedef struct Edge {
   uint8_t kind;       /* EdgeKind */
 } Edge;
 
+/* ZeRO: what is divided among the holders of a bucket. Each level includes those before it. */
+enum { ZERO_NONE, ZERO_OPTIMIZER, ZERO_GRADS, ZERO_PARAMS };
+
 /* Parameters stored, reduced and updated together, in one flat buffer without padding. A parameter
  * used by one chunk only is in a bucket of that chunk; one used by several (tied) is a bucket of its
- * own. Parameters that take no gradient are in buckets with 'trained' false (no reduction, no update). */
+ * own. Parameters that take no gradient are in buckets with 'trained' false (no reduction, no update).
+ *
+ * Holders form groups. What is divided is divided within each group; groups hold the same. There is
+ * one, all holders, unless parameters are divided or gradients are reduced after each backward:
+ * those act inside the device set of each use, so each set (or sets, where they overlap) is a group
+ * then. bucket.h says who keeps what. */
 typedef struct Bucket {
   uint32_t param_first, n_params; /* dag->bucket_params: ParamIds in order */
   ChunkId chunk;       /* the only chunk that uses it; 0: several do */
@@ -74,7 +83,12 @@ typedef struct Bucket {
   int64_t elements;
   uint32_t holders;    /* device set, after pass_place: union of the sets that use it */
   bool replicated;     /* a replicate directive matched every chunk that uses it */
-  uint32_t reduce_stream; /* interned; of that directive */
+  uint8_t zero;        /* ZERO_*; with one holder NONE */
+  bool per_microbatch; /* gradients are reduced after each backward, not once a step */
+  uint32_t group_first, n_groups; /* dag->bucket_groups: device sets without a rank in common */
+  uint32_t reduce_stream, gather_stream; /* interned; of that directive */
+  uint32_t prefetch;   /* PARAMS: gathered at most so many uses ahead */
+  int64_t keep_bytes;  /* PARAMS: so much more memory at the peak may be spent to gather less often */
   uint32_t line;       /* of that directive, or of the parameter */
 } Bucket;
 
@@ -95,8 +109,8 @@ typedef struct Dag {
   uint32_t n, cap;
   uint8_t *kind, *pass;
   uint32_t *chunk;     /* COMPUTE, COUNT: ChunkId */
-  uint32_t *bucket;    /* NORM, UPDATE, ALL_REDUCE of gradients: BucketId */
-  uint32_t *tensor;    /* TRANSFER, ALL_REDUCE: TensorId that is moved */
+  uint32_t *bucket;    /* NORM, UPDATE, collectives of a bucket: BucketId */
+  uint32_t *tensor;    /* TRANSFER, collectives: TensorId that is moved */
   uint32_t *devs;      /* device set; TRANSFER: the receiving one; 0: not placed yet */
   uint32_t *src_devs;  /* TRANSFER: the sending device set */
   int64_t *lo, *hi;    /* COMPUTE, COUNT: samples; TRANSFER: those of the receiving node */
@@ -104,7 +118,8 @@ typedef struct Dag {
                                of devices, the intersection of their parts */
   uint32_t *stream;    /* interned name; COMPUTE: "default_stream" */
   uint32_t *tags;      /* tag set (dag_tags_*): scopes of the chunk and indices of the splits */
-  uint32_t *mb;        /* COMPUTE, COUNT, TRANSFER: microbatch counted through all nested splits */
+  uint32_t *mb;        /* COMPUTE, COUNT, TRANSFER: microbatch counted through all nested splits. A
+                          collective that serves one COMPUTE has chunk, pass and mb of that */
   uint32_t *line;      /* interned "file:line" that it comes from */
   uint32_t *group;     /* order: 1 + index of its group within its order directive; 0: none */
   uint32_t *member;    /* order: index within that group */
@@ -116,6 +131,7 @@ typedef struct Dag {
   VEC(Tensor) tensors; /* element 0 unused; interned by dag_tensor */
   VEC(Bucket) buckets; /* element 0 unused */
   U32Vec bucket_params;
+  U32Vec bucket_groups; /* device sets */
   ParamHome *home;     /* by ParamId; bucket 0: unused parameter */
   uint32_t n_dims;     /* splits so far */
 
@@ -155,6 +171,7 @@ static inline int64_t part_lo(int64_t lo, int64_t hi, uint32_t j, uint32_t n) {
  *   "transfer relu.12 1F3 0>1", "transfer grad head 2B3 0-1>2"   value, producing node, devices
  *   "all_reduce layers.0.weight.. 0-1", "norm ..", "update ..", "all_reduce metrics 0-3", "join 0"
  *   "count 2F3", "all_reduce counts 2F 0-1"   for the losses of that action, of all of its stage
+ *   "all_gather layers.0.weight.. 2F3 0-1"   of one COMPUTE: for it, or right after it
  * A value is called by the name of its op, otherwise by the op's kind and the value's number; a
  * bucket by its first parameter, ".." standing for the others. */
 void dag_label(const Dag *d, NodeId n, char *buf, size_t size);

@@ -17,8 +17,8 @@
  *   devs=0-3,8        a list of ranks, "1,0" if it does not ascend
  *   recompute         1: its chunk is computed again before its backward pass
  *   order, group      as in dag->order_of and dag->group: they count from 1
- *   tensors           v7, grad(v7,2) (value, consuming chunk), saved(2), kept(2), counts(2), bucket(1),
- *                     metrics, and - for none
+ *   tensors           v7, grad(v7,2) (value, consuming chunk), saved(2), kept(2), counts(2), bucket(1)
+ *                     (its gradients), params(1) (its parameters), metrics, and - for none
  *   names             as they are when made of letters, digits and _ . / -, otherwise in quotes with
  *                     \" \\ \xHH
  *
@@ -117,6 +117,9 @@ static void put_tensor(Text *t, const Dag *d, uint32_t id) {
   case TENSOR_BUCKET:
     putf(t, "bucket(%u)", tensor->bucket.i);
     return;
+  case TENSOR_PARAMS:
+    putf(t, "params(%u)", tensor->bucket.i);
+    return;
   case TENSOR_METRICS:
     put(t, "metrics");
     return;
@@ -163,10 +166,22 @@ static void put_bucket(Text *t, const Dag *d, uint32_t id) {
     put(t, " holders=");
     put_devs(t, d, b->holders);
   }
+  for (uint32_t k = 0; k < b->n_groups; k++) {
+    put(t, " group=");
+    put_devs(t, d, d->bucket_groups.at[b->group_first + k]);
+  }
   if (b->replicated) put(t, " replicated");
+  if (b->zero != 0) putf(t, " zero=%u", b->zero);
+  if (b->per_microbatch) put(t, " per_microbatch");
+  if (b->prefetch != 0) putf(t, " prefetch=%u", b->prefetch);
+  if (b->keep_bytes != 0) putf(t, " keep=%lld", (long long)b->keep_bytes);
   if (b->reduce_stream != 0) {
     put(t, " reduce_stream=");
     put_name(t, intern_text(d->names, b->reduce_stream));
+  }
+  if (b->gather_stream != 0) {
+    put(t, " gather_stream=");
+    put_name(t, intern_text(d->names, b->gather_stream));
   }
   if (b->line != 0) {
     put(t, " line=");
@@ -372,7 +387,7 @@ static PiperStatus number(Parser *p, int64_t max, int64_t *out) {
   int64_t v = 0;
   for (; *p->at >= '0' && *p->at <= '9'; p->at++) {
     const int digit = *p->at - '0';
-    if (v > (max - digit) / 10) {
+    if (v > max / 10 || (v == max / 10 && digit > max % 10)) {
       p->at = start;
       return fail(p, "number above %lld", (long long)max);
     }
@@ -507,13 +522,14 @@ static PiperStatus tensor(Parser *p, uint32_t *out) {
              : strcmp(word, "kept") == 0    ? TENSOR_KEPT
              : strcmp(word, "bucket") == 0  ? TENSOR_BUCKET
              : strcmp(word, "counts") == 0  ? TENSOR_COUNTS
+             : strcmp(word, "params") == 0  ? TENSOR_PARAMS
              : strcmp(word, "metrics") == 0 ? TENSOR_METRICS
                                             : TENSOR_NONE;
     if (t.kind == TENSOR_NONE) {
       p->at = start;
       return fail(p,
                   "expected a tensor: v1, grad(v1,1), saved(1), kept(1), counts(1), bucket(1), "
-                  "metrics or -");
+                  "params(1), metrics or -");
     }
     if (t.kind != TENSOR_METRICS) TRY(expect(p, '('));
     if (t.kind == TENSOR_GRAD) {
@@ -521,7 +537,8 @@ static PiperStatus tensor(Parser *p, uint32_t *out) {
       TRY(id(p, "value", g->values.n - 1, &t.value.i));
       TRY(expect(p, ','));
     }
-    if (t.kind == TENSOR_BUCKET) TRY(id(p, "bucket", p->dag->buckets.n - 1, &t.bucket.i));
+    if (t.kind == TENSOR_BUCKET || t.kind == TENSOR_PARAMS)
+      TRY(id(p, "bucket", p->dag->buckets.n - 1, &t.bucket.i));
     else if (t.kind != TENSOR_METRICS) TRY(id(p, "chunk", graph_n_chunks(g), &t.chunk.i));
     if (t.kind != TENSOR_METRICS) TRY(expect(p, ')'));
   }
@@ -597,10 +614,31 @@ static PiperStatus bucket_field(Parser *p, Bucket *b) {
   } else if (strcmp(word, "holders") == 0) {
     TRY(expect(p, '='));
     TRY(device_list(p, &b->holders));
-  } else if (strcmp(word, "reduce_stream") == 0) {
+  } else if (strcmp(word, "group") == 0) {
+    uint32_t devs;
+    TRY(expect(p, '='));
+    TRY(device_list(p, &devs));
+    if (b->n_groups == 0) b->group_first = (uint32_t)p->dag->bucket_groups.n;
+    b->n_groups++;
+    if (!vec_push(&p->dag->bucket_groups, devs)) return err_nomem(p->err, "DAG text");
+  } else if (strcmp(word, "zero") == 0) {
+    uint32_t level;
+    TRY(expect(p, '='));
+    TRY(small_number(p, ZERO_PARAMS, &level));
+    b->zero = (uint8_t)level;
+  } else if (strcmp(word, "per_microbatch") == 0) {
+    b->per_microbatch = true;
+  } else if (strcmp(word, "prefetch") == 0) {
+    TRY(expect(p, '='));
+    TRY(small_number(p, UINT32_MAX, &b->prefetch));
+  } else if (strcmp(word, "keep") == 0) {
+    TRY(expect(p, '='));
+    TRY(number(p, INT64_MAX, &b->keep_bytes));
+  } else if (strcmp(word, "reduce_stream") == 0 || strcmp(word, "gather_stream") == 0) {
+    uint32_t *stream = *word == 'r' ? &b->reduce_stream : &b->gather_stream;
     TRY(expect(p, '='));
     TRY(name(p));
-    TRY(intern_name(p, &b->reduce_stream));
+    TRY(intern_name(p, stream));
   } else if (strcmp(word, "line") == 0) {
     TRY(expect(p, '='));
     TRY(quoted(p));

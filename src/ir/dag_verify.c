@@ -7,79 +7,30 @@
  *              its BW; each node gets each tensor that its chunk reads, for all of its samples, once
  *   PLACED     every node is on devices over which its samples divide; what crosses ranks crosses in
  *              a TRANSFER that fits both ends; temporal edges join nodes that share a rank
- *   BUCKETED   every parameter that is read has one home; a trained bucket has one NORM, one UPDATE on
- *              all holders and, if those are several, one ALL_REDUCE before both; every backward that
- *              contributes reaches them; every reader of the bucket comes before its UPDATE; losses
- *              and norms reach the one reduction of the metrics
+ *   BUCKETED   dag_verify_buckets.c
  *   COUNTED    where a chunk asks for counts, its COUNT nodes cover the batch once, each on the
  *              devices of an F on the same samples; all reach one reduction, and that every F
+ *   GATHERED   dag_verify_buckets.c
  *
  * Time is O((nodes + edges) log): intervals are sorted, everything else is a walk. */
-#include "ir/dag_verify.h"
+#include "ir/dag_verify_parts.h"
 
+#include "ir/bucket.h"
 #include "ir/grad_flow.h"
-#include "ir/topo.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 
-/* A gradient that the backward pass of a chunk receives. */
-typedef struct GradIn {
-  uint32_t producer; /* the chunk that receives it: it computes the value */
-  uint32_t value, consumer;
-} GradIn;
-
-/* A part of a tensor that an edge brings. */
-typedef struct Arrival {
-  uint32_t value, consumer; /* consumer: of a gradient; 0 for a value */
-  int64_t lo, hi;
-  uint32_t from; /* who computed it */
-} Arrival;
-
-typedef struct Verifier {
-  const Dag *d;
-  const Graph *g;
-  unsigned stages;
-  PiperErr *err;
-  Adjacency adj;
-  VEC(GradIn) grads;     /* ascending by (producer, value, consumer) */
-  uint32_t *grads_first; /* by chunk */
-  VEC(Arrival) arrivals;
-  uint32_t *rank_mark, mark, max_rank; /* rank_mark[r] == mark: r is in the set marked last */
-  uint32_t *reduce, *norm, *update;    /* by bucket: its nodes */
-  uint32_t metrics;                    /* the ALL_REDUCE of the metrics; 0: none */
-  char names[4][112];                  /* of node_name, in turn */
-  unsigned next_name;
-} Verifier;
-
-#define BROKEN(v, ...) err_set((v)->err, PIPER_EBUG, __VA_ARGS__)
-
-/* "1F0 (node 3)"; good for four calls. */
-static const char *node_name(Verifier *v, uint32_t n) {
+const char *node_name(Verifier *v, uint32_t n) {
   char label[88], *name = v->names[v->next_name++ % 4];
   dag_label(v->d, (NodeId){n}, label, sizeof label);
   snprintf(name, sizeof v->names[0], "%s (node %u)", label, n);
   return name;
 }
 
-static const Tensor *tensor_of(const Verifier *v, const Edge *e) {
-  return &v->d->tensors.at[e->tensor];
-}
-
 static ChunkId producer_of(const Verifier *v, ValueId value) {
   return graph_op(v->g, graph_value(v->g, value)->op)->chunk;
 }
-
-static bool is_compute(const Verifier *v, uint32_t n, unsigned passes) {
-  return v->d->kind[n] == NODE_COMPUTE && (passes >> v->d->pass[n] & 1) != 0;
-}
-enum {
-  F = 1u << PASS_F,
-  B = 1u << PASS_B,
-  BI = 1u << PASS_BI,
-  BW = 1u << PASS_BW,
-  R = 1u << PASS_R
-};
 
 /* ---- ids --------------------------------------------------------------------------------------- */
 
@@ -99,8 +50,9 @@ static PiperStatus check_tensors(Verifier *v) {
     const bool value = t->kind == TENSOR_VALUE || t->kind == TENSOR_GRAD;
     const bool chunk = t->kind == TENSOR_GRAD || t->kind == TENSOR_SAVED ||
                        t->kind == TENSOR_KEPT || t->kind == TENSOR_COUNTS;
+    const bool bucket = t->kind == TENSOR_BUCKET || t->kind == TENSOR_PARAMS;
     if (t->kind == TENSOR_NONE || t->kind > TENSOR_COUNTS || value != (t->value.i != 0) ||
-        chunk != (t->chunk.i != 0) || (t->kind == TENSOR_BUCKET) != (t->bucket.i != 0))
+        chunk != (t->chunk.i != 0) || bucket != (t->bucket.i != 0))
       return BROKEN(v, "the parts of tensor %u do not fit its kind", i);
     if (value && graph_value(v->g, t->value)->kind != VALUE_OP)
       return BROKEN(v, "tensor %u is an input or a parameter of the model: those never flow", i);
@@ -148,6 +100,14 @@ static PiperStatus check_ids(Verifier *v) {
     TRY(check_id(v, "bucket", b, "chunk", bucket->chunk.i, v->g->chunks.n));
     TRY(check_id(v, "bucket", b, "device set", bucket->holders, devsets_count(d->devsets)));
     TRY(check_id(v, "bucket", b, "stream", bucket->reduce_stream, intern_count(d->names) + 1));
+    TRY(check_id(v, "bucket", b, "stream", bucket->gather_stream, intern_count(d->names) + 1));
+    TRY(check_id(v, "bucket", b, "level", bucket->zero, ZERO_PARAMS + 1));
+    if (bucket->n_groups > d->bucket_groups.n ||
+        bucket->group_first > d->bucket_groups.n - bucket->n_groups)
+      return BROKEN(v, "the groups of bucket %u lie outside the list", b);
+    for (uint32_t k = 0; k < bucket->n_groups; k++)
+      TRY(check_id(v, "bucket", b, "device set", d->bucket_groups.at[bucket->group_first + k],
+                   devsets_count(d->devsets)));
     TRY(check_id(v, "bucket", b, "script line", bucket->line, intern_count(d->names) + 1));
     if (bucket->n_params > d->bucket_params.n ||
         bucket->param_first > d->bucket_params.n - bucket->n_params)
@@ -190,8 +150,17 @@ static PiperStatus check_node(Verifier *v, uint32_t n) {
       return BROKEN(v, "%s counts for a chunk that asks for no count", node_name(v, n));
     return check_samples(v, n, "", d->lo[n], d->hi[n]);
   case NODE_ALL_REDUCE:
-    if (t->kind != TENSOR_METRICS && t->kind != TENSOR_COUNTS && (t->kind != TENSOR_BUCKET || t->bucket.i != d->bucket[n]))
-      return BROKEN(v, "%s reduces neither its bucket, nor the metrics, nor counts", node_name(v, n));
+  case NODE_REDUCE_SCATTER:
+    if (d->kind[n] == NODE_ALL_REDUCE &&
+        (t->kind == TENSOR_METRICS || t->kind == TENSOR_COUNTS))
+      return PIPER_OK;
+    if (t->kind != TENSOR_BUCKET || t->bucket.i != d->bucket[n])
+      return BROKEN(v, "%s reduces neither its bucket, nor the metrics, nor counts",
+                    node_name(v, n));
+    return PIPER_OK;
+  case NODE_ALL_GATHER:
+    if ((t->kind != TENSOR_BUCKET && t->kind != TENSOR_PARAMS) || t->bucket.i != d->bucket[n])
+      return BROKEN(v, "%s does not gather its bucket", node_name(v, n));
     return PIPER_OK;
   case NODE_NORM:
   case NODE_UPDATE:
@@ -204,14 +173,29 @@ static PiperStatus check_node(Verifier *v, uint32_t n) {
   return PIPER_OK;
 }
 
-/* Node n handles gradients of bucket b and is of one of these kinds (bits by NodeKind). */
+/* Node n handles bucket b and is of one of these kinds (bits by NodeKind). */
 static bool is_of_bucket(const Verifier *v, uint32_t n, uint32_t b, unsigned kinds) {
   const Dag *d = v->d;
   return (kinds >> d->kind[n] & 1) != 0 && d->bucket[n] == b;
 }
-enum { REDUCE = 1u << NODE_ALL_REDUCE, NORM = 1u << NODE_NORM, UPDATE = 1u << NODE_UPDATE };
+enum {
+  REDUCE = 1u << NODE_ALL_REDUCE | 1u << NODE_REDUCE_SCATTER,
+  GATHER = 1u << NODE_ALL_GATHER,
+  NORM = 1u << NODE_NORM,
+  UPDATE = 1u << NODE_UPDATE
+};
 
-static bool is_metrics(const Verifier *v, uint32_t n) {
+bool has_edge(const Verifier *v, uint32_t a, uint32_t b, TensorKind kind) {
+  for (uint32_t k = v->adj.out_first[a]; k < v->adj.out_first[a + 1]; k++) {
+    const Edge *e = &v->d->edges.at[v->adj.out_edge[k]];
+    if (e->dst == b &&
+        (kind == TENSOR_NONE || (e->kind == EDGE_DATA && tensor_of(v, e)->kind == kind)))
+      return true;
+  }
+  return false;
+}
+
+bool is_metrics(const Verifier *v, uint32_t n) {
   return v->d->kind[n] == NODE_ALL_REDUCE &&
          v->d->tensors.at[v->d->tensor[n]].kind == TENSOR_METRICS;
 }
@@ -236,7 +220,11 @@ static bool makes(const Verifier *v, const Edge *e, const Tensor *t) {
   case TENSOR_KEPT:
     return is_compute(v, n, BI) && d->chunk[n] == t->chunk.i;
   case TENSOR_BUCKET:
-    return is_compute(v, n, B | BW) || is_of_bucket(v, n, t->bucket.i, REDUCE);
+    return is_compute(v, n, B | BW) ||
+           (is_of_bucket(v, n, t->bucket.i, REDUCE | GATHER) && d->tensor[n] == e->tensor);
+  case TENSOR_PARAMS:
+    return is_of_bucket(v, n, t->bucket.i, UPDATE) ||
+           (is_of_bucket(v, n, t->bucket.i, GATHER) && d->tensor[n] == e->tensor);
   case TENSOR_METRICS:
     return is_metrics(v, n) || d->kind[n] == NODE_NORM ||
            (is_compute(v, n, F) && chunk_has_metrics(graph_chunk(v->g, (ChunkId){d->chunk[n]})));
@@ -266,9 +254,12 @@ static bool takes(const Verifier *v, const Edge *e, const Tensor *t) {
   case TENSOR_KEPT:
     return is_compute(v, n, BW) && d->chunk[n] == t->chunk.i;
   case TENSOR_BUCKET:
-    return is_of_bucket(v, n, t->bucket.i,
-                        d->kind[e->src] == NODE_ALL_REDUCE ? NORM | UPDATE
-                                                           : REDUCE | NORM | UPDATE);
+    return is_of_bucket(v, n, t->bucket.i, NORM | UPDATE) ||
+           (is_of_bucket(v, n, t->bucket.i, REDUCE | GATHER) && d->tensor[n] == e->tensor);
+  case TENSOR_PARAMS: /* which compute nodes: dag_verify_buckets.c */
+    return d->kind[e->src] == NODE_UPDATE
+               ? is_of_bucket(v, n, t->bucket.i, GATHER) && d->tensor[n] == e->tensor
+               : d->kind[n] == NODE_COMPUTE;
   case TENSOR_METRICS:
     return is_metrics(v, e->src) ? d->kind[n] == NODE_UPDATE : is_metrics(v, n);
   case TENSOR_COUNTS:
@@ -303,6 +294,7 @@ static PiperStatus check_edge(Verifier *v, const Edge *e) {
                                       "what a forward pass saves",
                                       "what a backward pass keeps",
                                       "gradients of a bucket",
+                                      "parameters of a bucket",
                                       "metrics",
                                       "counts of targets"};
   const Tensor *t = tensor_of(v, e);
@@ -565,7 +557,7 @@ static bool share_rank(Verifier *v, uint32_t a, uint32_t b) {
   return count_marked(v, b) > 0;
 }
 
-static bool is_subset(Verifier *v, uint32_t part, uint32_t whole) {
+bool is_subset(Verifier *v, uint32_t part, uint32_t whole) {
   if (part == whole) return true;
   mark_ranks(v, whole);
   return count_marked(v, part) == devsets_size(v->d->devsets, part);
@@ -677,286 +669,6 @@ static PiperStatus check_placed(Verifier *v) {
   return PIPER_OK;
 }
 
-/* ---- bucketed ---------------------------------------------------------------------------------- */
-
-static const char *param_name(const Verifier *v, uint32_t p) {
-  return graph_name(v->g, graph_param(v->g, (ParamId){p})->name);
-}
-
-/* By parameter, the chunk that reads it; 0: none does; MANY: several do. */
-#define MANY UINT32_MAX
-static void list_readers(const Verifier *v, uint32_t *reader) {
-  const Graph *g = v->g;
-  for (uint32_t c = 1; c < g->chunks.n; c++) {
-    const Chunk *chunk = graph_chunk(g, (ChunkId){c});
-    for (uint32_t k = 0; k < chunk->n_params; k++) {
-      uint32_t *r = &reader[g->chunk_params.at[chunk->param_first + k]];
-      *r = *r == 0 ? c : MANY;
-    }
-  }
-}
-
-static PiperStatus check_homes(Verifier *v, const uint32_t *reader) {
-  const Dag *d = v->d;
-  for (uint32_t p = 1; p < v->g->params.n; p++)
-    if (reader[p] != 0 && d->home[p].bucket.i == 0)
-      return BROKEN(v, "parameter %s is in no bucket", param_name(v, p));
-  for (uint32_t b = 1; b < d->buckets.n; b++) {
-    const Bucket *bucket = &d->buckets.at[b];
-    int64_t offset = 0;
-    for (uint32_t i = 0; i < bucket->n_params; i++) {
-      const uint32_t p = d->bucket_params.at[bucket->param_first + i];
-      const Param *param = graph_param(v->g, (ParamId){p});
-      const bool trained = param->reached && !param->frozen;
-      if (d->home[p].bucket.i != b || d->home[p].offset != offset)
-        return BROKEN(v, "bucket %u holds parameter %s at %lld, but its home is bucket %u at %lld",
-                      b, param_name(v, p), (long long)offset, d->home[p].bucket.i,
-                      (long long)d->home[p].offset);
-      if (trained != bucket->trained)
-        return BROKEN(v, "parameter %s is %s, bucket %u is not", param_name(v, p),
-                      trained ? "trained" : "not trained", b);
-      if (reader[p] == MANY ? bucket->chunk.i != 0 || bucket->n_params != 1
-                            : bucket->chunk.i != reader[p])
-        return BROKEN(v, "bucket %u is of chunk %u, but its parameter %s is read by %s", b,
-                      bucket->chunk.i, param_name(v, p),
-                      reader[p] == MANY ? "several chunks" : "another one");
-      const int64_t elements = shape_elements_per_sample(&param->shape);
-      if (elements < 0 || elements > INT64_MAX - offset)
-        return BROKEN(v, "bucket %u has too many elements", b);
-      offset += elements;
-    }
-    if (offset != bucket->elements)
-      return BROKEN(v, "bucket %u has %lld elements, its parameters have %lld", b,
-                    (long long)bucket->elements, (long long)offset);
-    if (devsets_size(d->devsets, bucket->holders) == 0)
-      return BROKEN(v, "bucket %u is held by no device", b);
-  }
-  return PIPER_OK;
-}
-
-/* The one node of a kind for each bucket. */
-static PiperStatus list_bucket_nodes(Verifier *v) {
-  const Dag *d = v->d;
-  for (uint32_t n = 1; n < d->n; n++) {
-    uint32_t *of = NULL;
-    if (is_metrics(v, n)) of = &v->metrics;
-    else if (d->tensors.at[d->tensor[n]].kind == TENSOR_COUNTS) continue;
-    else if (d->kind[n] == NODE_ALL_REDUCE) of = &v->reduce[d->bucket[n]];
-    else if (d->kind[n] == NODE_NORM) of = &v->norm[d->bucket[n]];
-    else if (d->kind[n] == NODE_UPDATE) of = &v->update[d->bucket[n]];
-    if (of == NULL) continue;
-    if (*of != 0)
-      return BROKEN(v, "%s does what %s does already", node_name(v, n), node_name(v, *of));
-    *of = n;
-  }
-  return v->metrics != 0 ? PIPER_OK : BROKEN(v, "nothing reduces the metrics");
-}
-
-static PiperStatus check_bucket_nodes(Verifier *v, uint32_t b) {
-  const Dag *d = v->d;
-  const Bucket *bucket = &d->buckets.at[b];
-  const uint32_t reduce = v->reduce[b], norm = v->norm[b], update = v->update[b];
-  if (!bucket->trained) {
-    const uint32_t n = reduce != 0 ? reduce : norm != 0 ? norm : update;
-    return n == 0 ? PIPER_OK
-                  : BROKEN(v, "%s works on bucket %u, which is not trained", node_name(v, n), b);
-  }
-  const bool several = devsets_size(d->devsets, bucket->holders) > 1;
-  if (norm == 0 || update == 0)
-    return BROKEN(v, "bucket %u has no %s", b, update == 0 ? "UPDATE" : "NORM");
-  if (several != (reduce != 0))
-    return BROKEN(v,
-                  several
-                      ? "bucket %u is held by several devices, but nothing reduces its gradients"
-                      : "bucket %u is held by one device, but reduced",
-                  b);
-  if (d->devs[update] != bucket->holders)
-    return BROKEN(v, "%s is not on the devices that hold bucket %u", node_name(v, update), b);
-  if (reduce != 0 && d->devs[reduce] != bucket->holders)
-    return BROKEN(v, "%s is not on the devices that hold bucket %u", node_name(v, reduce), b);
-  if (devsets_size(d->devsets, d->devs[norm]) != 1 ||
-      devsets_ranks(d->devsets, d->devs[norm])[0] != devsets_ranks(d->devsets, bucket->holders)[0])
-    return BROKEN(v, "%s is not on the first holder of bucket %u", node_name(v, norm), b);
-  return PIPER_OK;
-}
-
-/* There is an edge with this tensor kind (or, TENSOR_NONE, any edge) from a to b. */
-static bool has_edge(const Verifier *v, uint32_t a, uint32_t b, TensorKind kind) {
-  for (uint32_t k = v->adj.out_first[a]; k < v->adj.out_first[a + 1]; k++) {
-    const Edge *e = &v->d->edges.at[v->adj.out_edge[k]];
-    if (e->dst == b &&
-        (kind == TENSOR_NONE || (e->kind == EDGE_DATA && tensor_of(v, e)->kind == kind)))
-      return true;
-  }
-  return false;
-}
-
-static PiperStatus check_metrics(Verifier *v) {
-  const Dag *d = v->d;
-  uint32_t clipped = 0, n_updates = 0;
-  for (uint32_t n = 1; n < d->n; n++) {
-    const bool loss =
-        is_compute(v, n, F) && chunk_has_metrics(graph_chunk(v->g, (ChunkId){d->chunk[n]}));
-    if (d->kind[n] == NODE_UPDATE) {
-      n_updates++;
-      clipped += has_edge(v, v->metrics, n, TENSOR_METRICS);
-    }
-    if (!loss && d->kind[n] != NODE_NORM) continue;
-    if (!has_edge(v, n, v->metrics, TENSOR_METRICS))
-      return BROKEN(v, "%s does not reach the reduction of the metrics", node_name(v, n));
-    if (!is_subset(v, d->devs[n], d->devs[v->metrics]))
-      return BROKEN(v, "%s is on devices that do not reduce the metrics", node_name(v, n));
-  }
-  if (clipped != 0 && clipped != n_updates)
-    return BROKEN(v, "%u of %u updates wait for the metrics: all do, or none", clipped, n_updates);
-  return PIPER_OK;
-}
-
-/* A chunk and a bucket of which it reads parameters. */
-typedef struct Use {
-  uint32_t bucket;
-  bool contributes;
-} Use;
-typedef VEC(Use) UseVec;
-
-/* The trained buckets that chunk c reads, each once. mark: by bucket, 1 + index into uses. */
-static PiperStatus list_uses(Verifier *v, uint32_t c, UseVec *uses, uint32_t *mark) {
-  const Graph *g = v->g;
-  const Chunk *chunk = graph_chunk(g, (ChunkId){c});
-  for (size_t i = 0; i < uses->n; i++) mark[uses->at[i].bucket] = 0;
-  uses->n = 0;
-  for (uint32_t o = chunk->first_op; o < chunk->end_op; o++) {
-    const Op *op = graph_op(g, (OpId){o});
-    for (int wrt = 0; wrt < 3; wrt++) {
-      uint32_t n;
-      const uint32_t *params = graph_value_params(g, op->in[wrt], &n);
-      for (uint32_t k = 0; k < n; k++) {
-        const uint32_t b = v->d->home[params[k]].bucket.i;
-        if (!v->d->buckets.at[b].trained) continue;
-        if (mark[b] == 0) {
-          if (!vec_push(uses, ((Use){.bucket = b}))) return err_nomem(v->err, "dag_verify");
-          mark[b] = (uint32_t)uses->n;
-        }
-        if (op_param_grad_flows(g, op, wrt, (ParamId){params[k]}))
-          uses->at[mark[b] - 1].contributes = true;
-      }
-    }
-  }
-  return PIPER_OK;
-}
-
-/* The gradients of node n reach what its bucket needs, and those of no other. into: by bucket,
- * whether an edge of n leads to its reduction or its update, and to its norm. */
-static PiperStatus check_contributions(Verifier *v, uint32_t n, const UseVec *uses,
-                                       const uint32_t *mark, bool (*into)[2]) {
-  const Dag *d = v->d;
-  for (size_t i = 0; i < uses->n; i++)
-    into[uses->at[i].bucket][0] = into[uses->at[i].bucket][1] = false;
-  for (uint32_t k = v->adj.out_first[n]; k < v->adj.out_first[n + 1]; k++) {
-    const Edge *e = &d->edges.at[v->adj.out_edge[k]];
-    if (e->kind != EDGE_DATA || tensor_of(v, e)->kind != TENSOR_BUCKET) continue;
-    const uint32_t b = tensor_of(v, e)->bucket.i;
-    if (mark[b] == 0 || !uses->at[mark[b] - 1].contributes)
-      return BROKEN(v, "%s gives gradients to %s, but its chunk has none for it", node_name(v, n),
-                    node_name(v, e->dst));
-    if (v->reduce[b] != 0 && e->dst != v->reduce[b])
-      return BROKEN(v, "%s gets gradients of %s that are not reduced", node_name(v, e->dst),
-                    node_name(v, n));
-    into[b][d->kind[e->dst] == NODE_NORM] = true;
-  }
-  for (size_t i = 0; i < uses->n; i++) {
-    const uint32_t b = uses->at[i].bucket;
-    if (!uses->at[i].contributes) continue;
-    if (!into[b][0])
-      return BROKEN(v, "gradients of %s do not reach %s", node_name(v, n),
-                    node_name(v, v->reduce[b] != 0 ? v->reduce[b] : v->update[b]));
-    if (v->reduce[b] == 0 && !into[b][1])
-      return BROKEN(v, "gradients of %s do not reach %s", node_name(v, n),
-                    node_name(v, v->norm[b]));
-  }
-  return PIPER_OK;
-}
-
-/* All nodes of a chunk that reads these buckets. */
-static PiperStatus check_uses(Verifier *v, const uint32_t *nodes, uint32_t n_nodes,
-                              const UseVec *uses, const uint32_t *mark, bool (*into)[2]) {
-  const Dag *d = v->d;
-  uint32_t last_devs = 0;
-  for (uint32_t i = 0; i < n_nodes; i++) {
-    const uint32_t n = nodes[i];
-    if (is_compute(v, n, B | BW)) TRY(check_contributions(v, n, uses, mark, into));
-    for (size_t u = 0; u < uses->n; u++) {
-      const uint32_t b = uses->at[u].bucket;
-      if (d->devs[n] != last_devs && !is_subset(v, d->devs[n], d->buckets.at[b].holders))
-        return BROKEN(v, "%s uses bucket %u on devices that do not hold it", node_name(v, n), b);
-      if (d->pass[n] == PASS_F && !uses->at[u].contributes &&
-          !has_edge(v, n, v->update[b], TENSOR_NONE))
-        return BROKEN(v, "%s reads bucket %u, but does not come before %s", node_name(v, n), b,
-                      node_name(v, v->update[b]));
-    }
-    last_devs = d->devs[n];
-  }
-  return PIPER_OK;
-}
-
-/* Every contribution arrives, chunk by chunk. */
-static PiperStatus check_all_uses(Verifier *v) {
-  const Dag *d = v->d;
-  const size_t n_chunks = v->g->chunks.n, n_buckets = d->buckets.n;
-  UseVec uses = {0};
-  uint32_t *first = calloc(n_chunks + 1, sizeof *first);
-  uint32_t *nodes = malloc(d->n * sizeof *nodes);
-  uint32_t *mark = calloc(n_buckets, sizeof *mark);
-  bool(*into)[2] = calloc(n_buckets, sizeof *into);
-  PiperStatus st = PIPER_OK;
-  if (first == NULL || nodes == NULL || mark == NULL || into == NULL)
-    st = err_nomem(v->err, "dag_verify");
-  if (st == PIPER_OK) { /* nodes by chunk: counts become ends, filling makes them starts */
-    for (uint32_t n = 1; n < d->n; n++)
-      if (d->kind[n] == NODE_COMPUTE) first[d->chunk[n]]++;
-    for (size_t c = 1; c <= n_chunks; c++) first[c] += first[c - 1];
-    for (uint32_t n = d->n; n-- > 1;)
-      if (d->kind[n] == NODE_COMPUTE) nodes[--first[d->chunk[n]]] = n;
-  }
-  for (uint32_t c = 1; st == PIPER_OK && c < n_chunks; c++) {
-    st = list_uses(v, c, &uses, mark);
-    if (st == PIPER_OK)
-      st = check_uses(v, nodes + first[c], first[c + 1] - first[c], &uses, mark, into);
-  }
-  vec_free(&uses);
-  free(first);
-  free(nodes);
-  free(mark);
-  free(into);
-  return st;
-}
-
-static PiperStatus check_bucketed(Verifier *v) {
-  const Dag *d = v->d;
-  uint32_t *reader = calloc(v->g->params.n, sizeof *reader);
-  uint32_t *block = calloc(3 * d->buckets.n, sizeof *block);
-  PiperStatus st = reader == NULL || block == NULL ? err_nomem(v->err, "dag_verify") : PIPER_OK;
-  v->reduce = block;
-  v->norm = block + d->buckets.n;
-  v->update = block + 2 * d->buckets.n;
-  if (st == PIPER_OK) list_readers(v, reader);
-  if (st == PIPER_OK) st = check_homes(v, reader);
-  if (st == PIPER_OK) st = list_bucket_nodes(v);
-  for (uint32_t b = 1; st == PIPER_OK && b < d->buckets.n; b++) {
-    st = check_bucket_nodes(v, b);
-    if (st != PIPER_OK || v->reduce[b] == 0) continue;
-    if (!has_edge(v, v->reduce[b], v->norm[b], TENSOR_BUCKET))
-      st = BROKEN(v, "%s does not get the reduced gradients", node_name(v, v->norm[b]));
-    else if (!has_edge(v, v->reduce[b], v->update[b], TENSOR_BUCKET))
-      st = BROKEN(v, "%s does not get the reduced gradients", node_name(v, v->update[b]));
-  }
-  if (st == PIPER_OK) st = check_metrics(v);
-  if (st == PIPER_OK) st = check_all_uses(v);
-  free(reader);
-  free(block);
-  return st;
-}
-
 /* ---- counted ----------------------------------------------------------------------------------- */
 
 /* The COUNT, or the F, nodes of chunks with counts, by chunk and samples. */
@@ -1030,7 +742,7 @@ static PiperStatus verify(Verifier *v) {
   if (v->stages & DAG_BUILT) TRY(check_built(v));
   if (v->stages & (DAG_PLACED | DAG_BUCKETED | DAG_COUNTED)) TRY(prepare_ranks(v));
   if (v->stages & DAG_PLACED) TRY(check_placed(v));
-  if (v->stages & DAG_BUCKETED) TRY(check_bucketed(v));
+  if (v->stages & DAG_BUCKETED) TRY(verify_buckets(v));
   if (v->stages & DAG_COUNTED) TRY(check_counted(v));
   return PIPER_OK;
 }

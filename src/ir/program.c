@@ -24,6 +24,7 @@ typedef struct ProgramKey {
   uint32_t kind, pass, mode;
   uint32_t id; /* chunk or bucket */
   int64_t samples;
+  Share share; /* of a bucket */
 } ProgramKey;
 
 struct Programs {
@@ -250,13 +251,13 @@ static void build_finish(ProgramBuild *b, Program *out) {
 static void build_any(ProgramBuild *b, const ProgramKey *key) {
   switch ((ProgramKind)key->kind) {
   case PROGRAM_NORM:
-    build_norm(b, (BucketId){key->id});
+    build_norm(b, (BucketId){key->id}, key->share);
     return;
   case PROGRAM_UPDATE:
-    build_update(b, (BucketId){key->id});
+    build_update(b, (BucketId){key->id}, key->share);
     return;
   case PROGRAM_ZERO_GRAD:
-    build_zero_grad(b, (BucketId){key->id});
+    build_zero_grad(b, (BucketId){key->id}, share_size(key->share));
     return;
   case PROGRAM_TARGETS:
     build_targets(b);
@@ -372,16 +373,22 @@ PiperStatus programs_targets(Programs *p, ChunkId chunk, int64_t samples, uint32
       p, (ProgramKey){.kind = PROGRAM_TARGETS, .id = chunk.i, .samples = samples}, id, err);
 }
 
-PiperStatus programs_norm(Programs *p, BucketId bucket, uint32_t *id, PiperErr *err) {
-  return intern_program(p, (ProgramKey){.kind = PROGRAM_NORM, .id = bucket.i}, id, err);
+PiperStatus programs_norm(Programs *p, BucketId bucket, Share share, uint32_t *id, PiperErr *err) {
+  return intern_program(p, (ProgramKey){.kind = PROGRAM_NORM, .id = bucket.i, .share = share}, id,
+                        err);
 }
 
-PiperStatus programs_update(Programs *p, BucketId bucket, uint32_t *id, PiperErr *err) {
-  return intern_program(p, (ProgramKey){.kind = PROGRAM_UPDATE, .id = bucket.i}, id, err);
+PiperStatus programs_update(Programs *p, BucketId bucket, Share share, uint32_t *id,
+                            PiperErr *err) {
+  return intern_program(p, (ProgramKey){.kind = PROGRAM_UPDATE, .id = bucket.i, .share = share}, id,
+                        err);
 }
 
-PiperStatus programs_zero_grad(Programs *p, BucketId bucket, uint32_t *id, PiperErr *err) {
-  return intern_program(p, (ProgramKey){.kind = PROGRAM_ZERO_GRAD, .id = bucket.i}, id, err);
+PiperStatus programs_zero_grad(Programs *p, BucketId bucket, int64_t elements, uint32_t *id,
+                               PiperErr *err) {
+  const Share all = {0, elements};
+  return intern_program(p, (ProgramKey){.kind = PROGRAM_ZERO_GRAD, .id = bucket.i, .share = all},
+                        id, err);
 }
 
 const ProgramSpec *programs_spec(const Programs *p) { return &p->spec; }

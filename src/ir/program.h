@@ -1,14 +1,15 @@
 /* program.h - the kernel calls of one unit of work.
  *
  * A program is built once for each (chunk, pass, number of samples) - the samples of one device's
- * part of a microbatch - and likewise for COUNT, and once for each bucket's NORM and UPDATE; all instructions that do this
- * work on other buffers share it. It names its buffers by bindings: an instruction gives each
+ * part of a microbatch - and likewise for COUNT, and once for each share of a bucket's NORM and
+ * UPDATE; all instructions that do this work on other buffers share it. It names its buffers by bindings: an instruction gives each
  * binding an address. Inside a program, temporaries lie at fixed offsets of one workspace, reused
  * when their last reader has run. */
 #ifndef PIPER_IR_PROGRAM_H
 #define PIPER_IR_PROGRAM_H
 
 #include "base/kernel.h"
+#include "base/share.h"
 #include "ir/dag.h"
 
 typedef enum BindKind {
@@ -87,10 +88,13 @@ PiperStatus programs_chunk(Programs *p, ChunkId chunk, Pass pass, ProgramMode mo
 /* Counts the targets of the chunk's losses. */
 PiperStatus programs_targets(Programs *p, ChunkId chunk, int64_t samples, uint32_t *id,
                              PiperErr *err);
-PiperStatus programs_norm(Programs *p, BucketId bucket, uint32_t *id, PiperErr *err);
-PiperStatus programs_update(Programs *p, BucketId bucket, uint32_t *id, PiperErr *err);
-/* Writes zeros to gradients of the bucket that no instruction of a rank writes. */
-PiperStatus programs_zero_grad(Programs *p, BucketId bucket, uint32_t *id, PiperErr *err);
+/* Of elements [lo, hi) of the bucket; their bindings begin at element lo. An empty share has nothing
+ * to do. */
+PiperStatus programs_norm(Programs *p, BucketId bucket, Share share, uint32_t *id, PiperErr *err);
+PiperStatus programs_update(Programs *p, BucketId bucket, Share share, uint32_t *id, PiperErr *err);
+/* Writes zeros to gradients of the bucket that no instruction of a rank writes: so many elements. */
+PiperStatus programs_zero_grad(Programs *p, BucketId bucket, int64_t elements, uint32_t *id,
+                               PiperErr *err);
 const ProgramSpec *programs_spec(const Programs *p);
 const Program *programs_at(const Programs *p, uint32_t id);
 uint32_t programs_count(const Programs *p);

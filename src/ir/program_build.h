@@ -126,8 +126,8 @@ void build_forward(ProgramBuild *b);
 void build_again(ProgramBuild *b);
 void build_backward(ProgramBuild *b, int classes);
 void build_targets(ProgramBuild *b);
-void build_norm(ProgramBuild *b, BucketId bucket);
-void build_update(ProgramBuild *b, BucketId bucket);
-void build_zero_grad(ProgramBuild *b, BucketId bucket);
+void build_norm(ProgramBuild *b, BucketId bucket, Share share);
+void build_update(ProgramBuild *b, BucketId bucket, Share share);
+void build_zero_grad(ProgramBuild *b, BucketId bucket, int64_t elements);
 
 #endif

@@ -1,5 +1,5 @@
-/* What happens to a bucket once a step: the norm of its gradients, the optimizer's step, zeros where
- * nothing contributed. A bucket is one flat buffer, so shapes are one-dimensional. */
+/* What happens to a bucket, or a share of it, once a step: the norm of its gradients, the optimizer's
+ * step, zeros where nothing contributed. A bucket is one flat buffer, so shapes are one-dimensional. */
 #include "ir/program_build.h"
 
 static Place norm_place(ProgramBuild *b) {
@@ -12,8 +12,9 @@ static void flat_cost(ProgramBuild *b, int64_t elements, double flops, double mo
                          .bytes = moves * (double)elements * (double)b->float_bytes});
 }
 
-void build_norm(ProgramBuild *b, BucketId bucket) {
-  const int64_t n = b->dag->buckets.at[bucket.i].elements;
+void build_norm(ProgramBuild *b, BucketId bucket, Share share) {
+  const int64_t n = share_size(share);
+  if (n == 0) return;
   const Place grad = build_place(b, (Binding){.kind = BIND_PGRAD, .bucket = bucket}, 0);
   const Place norm = norm_place(b);
   KernelCall *call = build_call(b, OP_NORM, KERNEL_F, 2);
@@ -24,12 +25,12 @@ void build_norm(ProgramBuild *b, BucketId bucket) {
   flat_cost(b, n, 2, 1);
 }
 
-void build_zero_grad(ProgramBuild *b, BucketId bucket) {
-  const int64_t n = b->dag->buckets.at[bucket.i].elements;
+void build_zero_grad(ProgramBuild *b, BucketId bucket, int64_t elements) {
+  if (elements == 0) return;
   const Place grad = build_place(b, (Binding){.kind = BIND_PGRAD, .bucket = bucket}, 0);
   if (build_call(b, OP_FILL, KERNEL_F, 1) == NULL) return;
-  build_arg_flat(b, 0, grad, b->dtype, n, BIND_WRITE);
-  flat_cost(b, n, 0, 1);
+  build_arg_flat(b, 0, grad, b->dtype, elements, BIND_WRITE);
+  flat_cost(b, elements, 0, 1);
 }
 
 uint32_t optimizer_n_slots(const OptimizerSpec *o) {
@@ -61,9 +62,9 @@ static OpAttrs update_attrs(const ProgramSpec *spec, double decay) {
   return attrs;
 }
 
-/* Neighbours in a bucket whose weights decay alike. */
+/* Neighbours in a share whose weights decay alike. */
 typedef struct Span {
-  int64_t offset, elements;
+  int64_t offset, elements; /* from the share's start */
   double decay;
 } Span;
 
@@ -90,7 +91,7 @@ static void update_span(ProgramBuild *b, BucketId bucket, const Span *span) {
   flat_cost(b, n, op == OP_SGD ? 4 : 12, 3 + 2 * n_slots);
 }
 
-void build_update(ProgramBuild *b, BucketId bucket) {
+void build_update(ProgramBuild *b, BucketId bucket, Share share) {
   const ProgramSpec *spec = programs_spec(b->p);
   const Bucket *k = &b->dag->buckets.at[bucket.i];
   Span span = {0};
@@ -98,8 +99,12 @@ void build_update(ProgramBuild *b, BucketId bucket) {
   for (uint32_t i = 0; i < k->n_params && b->failed == PIPER_OK; i++) {
     const ParamId id = {b->dag->bucket_params.at[k->param_first + i]};
     const Param *param = graph_param(b->graph, id);
-    const int64_t offset = b->dag->home[id.i].offset, n = shape_elements(&param->shape, 1);
+    const int64_t first = b->dag->home[id.i].offset;
+    const Share mine =
+        share_common(share, (Share){first, first + shape_elements(&param->shape, 1)});
+    const int64_t offset = mine.lo - share.lo, n = share_size(mine);
     const double decay = decay_of(spec, param);
+    if (n == 0) continue;
     if (span.elements > 0 && span.decay == decay && span.offset + span.elements == offset) {
       span.elements += n;
       continue;

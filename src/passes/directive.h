@@ -23,8 +23,14 @@ typedef struct Directive {
   const int32_t *devices; /* place, replicate */
   uint32_t n_devices;
   const char *stream;     /* place: of the transfers that leave; NULL: "pp_stream" */
-  const char *reduce_stream; /* replicate; NULL: "dp_stream" */
-  int64_t bucket_bytes;   /* replicate; > 0 */
+  /* replicate */
+  const char *reduce_stream; /* NULL: "dp_stream" */
+  const char *gather_stream; /* NULL: "ag_stream" */
+  int64_t bucket_bytes;   /* > 0 */
+  uint8_t zero;           /* ZERO_*: the highest of shard_optimizer, shard_grads, shard_params */
+  bool per_microbatch;    /* reduce = "microbatch" */
+  uint32_t prefetch;
+  int64_t keep_bytes;
   const char *dim_name;   /* split */
   int64_t num_microbatches;
   const OrderGroup *groups; /* order */

@@ -13,10 +13,26 @@ PassRun pass_build, pass_split, pass_split_backward, pass_recompute, pass_place,
     pass_count, pass_order;
 
 /* Buckets and homes, from what the replicate directives say about each chunk (pass_bucket.c).
- * bucket_bytes[c]: the largest bucket of chunk c; 0: no limit. Fills all fields of the buckets but
- * holders, replicated, reduce_stream and line. */
+ * bucket_bytes[c]: the largest bucket of chunk c; 0: no limit; negative: of untrained parameters as
+ * well. Fills param_first, n_params, chunk, trained and elements of the buckets. */
 PiperStatus bucket_params(Dag *d, const int64_t *bucket_bytes, size_t float_bytes, PiperErr *err);
 bool param_is_trained(const Param *p);
+
+/* Chunk 'chunk' reads parameters of bucket 'bucket'. */
+typedef struct BucketUse {
+  uint32_t bucket, chunk;
+  bool contributes; /* to its gradients */
+} BucketUse;
+
+typedef struct BucketUses {
+  VEC(BucketUse) at;     /* by bucket, then chunk */
+  uint32_t *nodes_first; /* by chunk: its nodes, chunk_nodes[nodes_first[c] .. nodes_first[c+1]) */
+  uint32_t *chunk_nodes;
+  uint32_t all_devs; /* sorted union of all device sets */
+} BucketUses;
+
+/* The nodes that keep buckets the same on their holders (pass_reduce.c). False: out of memory. */
+bool add_bucket_nodes(Dag *d, const BucketUses *uses, bool clip);
 
 /* "train.lua:12: place: ..."; returns PIPER_EUSER. */
 PiperStatus directive_fail(PiperErr *err, const Directive *x, const char *fmt, ...)

@@ -8,8 +8,8 @@
  *           the order of their ids, without gaps
  * on error  the DAG may be half rewritten: drop it
  *
- * Trained parameters fill buckets greedily up to the given size; one that is larger is alone. What
- * is not trained is neither reduced nor updated, so its size does not matter. */
+ * Parameters fill buckets greedily up to the given size; one that is larger is alone. What is not
+ * trained is neither reduced nor updated, so its size matters only where it is gathered. */
 #include "passes/pass.h"
 
 #include <stdlib.h>
@@ -54,7 +54,7 @@ static PiperStatus pack_chunk(Packer *w, ChunkId c, bool trained, int64_t limit,
     const ParamId p = {g->chunk_params.at[chunk->param_first + k]};
     const Param *param = graph_param(g, p);
     if (w->reader[p.i] != c.i || param_is_trained(param) != trained) continue;
-    if (open && trained && limit > 0) {
+    if (open && limit > 0) {
       const int64_t held = w->d->buckets.at[w->d->buckets.n - 1].elements;
       const int64_t more = shape_elements_per_sample(&param->shape);
       if (more > limit / (int64_t)w->float_bytes - held) open = false;
@@ -80,8 +80,10 @@ PiperStatus bucket_params(Dag *d, const int64_t *bucket_bytes, size_t float_byte
     }
   }
   for (uint32_t c = 1; st == PIPER_OK && c <= n_chunks; c++) {
-    st = pack_chunk(&w, (ChunkId){c}, true, bucket_bytes[c], err);
-    if (st == PIPER_OK) st = pack_chunk(&w, (ChunkId){c}, false, 0, err);
+    const int64_t limit = bucket_bytes[c] < 0 ? -bucket_bytes[c] : bucket_bytes[c];
+    st = pack_chunk(&w, (ChunkId){c}, true, limit, err);
+    if (st == PIPER_OK)
+      st = pack_chunk(&w, (ChunkId){c}, false, bucket_bytes[c] < 0 ? limit : 0, err);
   }
   for (uint32_t p = 1; st == PIPER_OK && p < g->params.n; p++) {
     if (w.reader[p] != MANY) continue;

@@ -1,23 +1,25 @@
 /* pass_replicate - buckets, and what keeps the model state the same everywhere.
  *
  * requires  every node placed
- * ensures   every parameter that a chunk reads is in a bucket, held by all devices that use it. A
- *           trained bucket has one UPDATE on all holders and one NORM on the first. Every backward
- *           that contributes to its gradient feeds both: through one ALL_REDUCE when there are
- *           several holders, else directly. One ALL_REDUCE of the metrics over all ranks takes the
- *           losses and counts of every F that has one, and every NORM; with opt->clip each UPDATE waits for
- *           it. A forward that reads a bucket to whose gradient its chunk does not contribute
- *           precedes the UPDATE by a temporal edge (the others do through their backward)
+ * ensures   every parameter that a chunk reads is in a bucket, held by all devices that use it, with
+ *           the flags of the replicate directives and the groups that they make. A trained bucket has
+ *           one UPDATE on all holders, and NORMs of each element on one of them. Every backward that
+ *           contributes to its gradient feeds both, through what pass_reduce.c says. One ALL_REDUCE of
+ *           the metrics over all ranks takes the losses and counts of every F that has one, and every
+ *           NORM; with opt->clip each UPDATE waits for it. A forward that reads a bucket to whose gradient its
+ *           chunk does not contribute precedes the UPDATE by a temporal edge (the others do through
+ *           their backward)
  * breaks    nothing
  * on error  the DAG may be half rewritten: drop it
  *
  * One reduction joins the devices of a set and, for parameters that are used on several sets, the
  * sets (design 5.5). A chunk whose nodes have several devices needs a replicate directive that
  * matches all of it; one that merely has microbatches on different single devices is joined without
- * being asked. */
+ * being asked. What a directive says of a parameter, those of all its uses have to say. */
 #include "ir/grad_flow.h"
 #include "passes/pass.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,31 +34,22 @@ typedef struct ChunkInfo {
   uint32_t stamp;     /* ... 1 + index of it */
 } ChunkInfo;
 
-/* Chunk 'chunk' reads parameters of trained bucket 'bucket'. */
-typedef struct Use {
-  uint32_t bucket, chunk;
-  bool contributes;
-} Use;
-
 typedef struct Replicator {
   Dag *d;
   const Strategy *s;
   const PassOptions *opt;
-  ChunkInfo *info;       /* by chunk */
-  uint32_t *nodes_first; /* by chunk: its nodes, chunk_nodes[nodes_first[c] .. nodes_first[c+1]) */
-  uint32_t *chunk_nodes;
-  VEC(Use) uses;     /* by bucket, then chunk */
-  uint32_t all_devs; /* sorted union of all device sets */
-  uint32_t default_stream, dp_stream;
+  ChunkInfo *info; /* by chunk */
+  BucketUses uses;
+  uint32_t *directive; /* by bucket: 1 + index of the directive that its flags are from; 0: none */
 } Replicator;
 
 static PiperStatus collect_chunks(Replicator *w, PiperErr *err) {
   Dag *d = w->d;
   const uint32_t n_chunks = graph_n_chunks(d->graph);
   w->info = calloc((size_t)n_chunks + 1, sizeof *w->info);
-  w->nodes_first = calloc((size_t)n_chunks + 2, sizeof *w->nodes_first);
-  w->chunk_nodes = malloc(d->n * sizeof *w->chunk_nodes);
-  if (w->info == NULL || w->nodes_first == NULL || w->chunk_nodes == NULL)
+  w->uses.nodes_first = calloc((size_t)n_chunks + 2, sizeof *w->uses.nodes_first);
+  w->uses.chunk_nodes = malloc(d->n * sizeof *w->uses.chunk_nodes);
+  if (w->info == NULL || w->uses.nodes_first == NULL || w->uses.chunk_nodes == NULL)
     return err_nomem(err, "replicate");
   for (uint32_t n = 1; n < d->n; n++) {
     if (d->kind[n] != NODE_COMPUTE) continue;
@@ -69,12 +62,12 @@ static PiperStatus collect_chunks(Replicator *w, PiperErr *err) {
     if (info->wide == 0 && devsets_size(d->devsets, d->devs[n]) > 1) info->wide = n;
   }
   for (uint32_t c = 1; c <= n_chunks; c++)
-    w->nodes_first[c + 1] = w->nodes_first[c] + w->info[c].n_nodes;
+    w->uses.nodes_first[c + 1] = w->uses.nodes_first[c] + w->info[c].n_nodes;
   /* nodes_first[c] is the place of the next node of c while they are entered ... */
   for (uint32_t n = 1; n < d->n; n++)
-    if (d->kind[n] == NODE_COMPUTE) w->chunk_nodes[w->nodes_first[d->chunk[n]]++] = n;
+    if (d->kind[n] == NODE_COMPUTE) w->uses.chunk_nodes[w->uses.nodes_first[d->chunk[n]]++] = n;
   /* ... and then stands where the next chunk's first node was. */
-  for (uint32_t c = n_chunks + 1; c > 0; c--) w->nodes_first[c] = w->nodes_first[c - 1];
+  for (uint32_t c = n_chunks + 1; c > 0; c--) w->uses.nodes_first[c] = w->uses.nodes_first[c - 1];
   return PIPER_OK;
 }
 
@@ -109,23 +102,63 @@ static PiperStatus collect_ranks(Replicator *w, PiperErr *err) {
   uint32_t n = 0;
   for (size_t i = 0; i < ranks.n; i++)
     if (n == 0 || ranks.at[i] != ranks.at[n - 1]) ranks.at[n++] = ranks.at[i];
-  w->all_devs = devsets_id(t, ranks.at, n);
-  if (n > 0 && w->all_devs == 0) st = err_nomem(err, "device sets");
+  w->uses.all_devs = devsets_id(t, ranks.at, n);
+  if (n > 0 && w->uses.all_devs == 0) st = err_nomem(err, "device sets");
   vec_free(&ranks);
   return st;
 }
 
 /* ---- directives ------------------------------------------------------------------------------ */
 
-static const char *stream_of(const Directive *x) {
+static const char *reduce_stream_of(const Directive *x) {
   return x->reduce_stream != NULL ? x->reduce_stream : "dp_stream";
+}
+
+static const char *gather_stream_of(const Directive *x) {
+  return x->gather_stream != NULL ? x->gather_stream : "ag_stream";
+}
+
+/* What is divided, and when gradients are reduced: the same in two directives about 'what'. */
+static PiperStatus check_same_flags(const Directive *x, const Directive *y, const char *what,
+                                    PiperErr *err) {
+  static const char *const LEVEL[] = {"no shard_ flag", "shard_optimizer", "shard_grads",
+                                      "shard_params"};
+  static const char *const REDUCE[] = {"step", "microbatch"};
+  if (x->zero != y->zero)
+    return directive_fail(err, x, "the %s has %s here and %s at %s", what, LEVEL[x->zero],
+                          LEVEL[y->zero], y->line);
+  if (x->per_microbatch != y->per_microbatch)
+    return directive_fail(err, x, "the %s has reduce = \"%s\" here and \"%s\" at %s", what,
+                          REDUCE[x->per_microbatch], REDUCE[y->per_microbatch], y->line);
+  return PIPER_OK;
+}
+
+/* Two directives that match the same chunk say the same of it. */
+static PiperStatus check_same(const Directive *x, const Directive *y, const char *chunk,
+                              PiperErr *err) {
+  const char *const streams[][3] = {{"reduced", reduce_stream_of(x), reduce_stream_of(y)},
+                                    {"gathered", gather_stream_of(x), gather_stream_of(y)}};
+  for (int i = 0; i < 2; i++)
+    if (strcmp(streams[i][1], streams[i][2]) != 0)
+      return directive_fail(err, x, "the %s is %s on \"%s\" here and on \"%s\" at %s", chunk,
+                            streams[i][0], streams[i][1], streams[i][2], y->line);
+  if (x->bucket_bytes != y->bucket_bytes)
+    return directive_fail(err, x, "the %s has buckets of %lld bytes here and of %lld at %s", chunk,
+                          (long long)x->bucket_bytes, (long long)y->bucket_bytes, y->line);
+  if (x->prefetch != y->prefetch)
+    return directive_fail(err, x, "the %s has prefetch = %u here and %u at %s", chunk, x->prefetch,
+                          y->prefetch, y->line);
+  if (x->keep_bytes != y->keep_bytes)
+    return directive_fail(err, x, "the %s keeps %lld bytes here and %lld at %s", chunk,
+                          (long long)x->keep_bytes, (long long)y->keep_bytes, y->line);
+  return check_same_flags(x, y, chunk, err);
 }
 
 /* The first node of chunk c that directive i does not match. */
 static uint32_t unmatched_node(const Replicator *w, uint32_t c, const U32Vec *nodes) {
   size_t k = 0;
-  for (uint32_t i = w->nodes_first[c]; i < w->nodes_first[c + 1]; i++) {
-    const uint32_t n = w->chunk_nodes[i];
+  for (uint32_t i = w->uses.nodes_first[c]; i < w->uses.nodes_first[c + 1]; i++) {
+    const uint32_t n = w->uses.chunk_nodes[i];
     while (k < nodes->n && nodes->at[k] < n) k++;
     if (k == nodes->n || nodes->at[k] != n) return n;
   }
@@ -155,16 +188,7 @@ static PiperStatus replicate_chunk(Replicator *w, uint32_t i, uint32_t c, uint32
     devices_text(d, devs, b, sizeof b);
     return directive_fail(err, x, "the %s is placed on %s, but replicated over %s", chunk, a, b);
   }
-  if (info->replicate != 0) {
-    const Directive *y = &w->s->at[info->replicate - 1];
-    if (strcmp(stream_of(x), stream_of(y)) != 0)
-      return directive_fail(err, x, "the %s is reduced on \"%s\" here and on \"%s\" at %s", chunk,
-                            stream_of(x), stream_of(y), y->line);
-    if (x->bucket_bytes != y->bucket_bytes)
-      return directive_fail(err, x, "the %s has buckets of %lld bytes here and of %lld at %s",
-                            chunk, (long long)x->bucket_bytes, (long long)y->bucket_bytes, y->line);
-    return PIPER_OK;
-  }
+  if (info->replicate != 0) return check_same(x, &w->s->at[info->replicate - 1], chunk, err);
   info->replicate = i + 1;
   return PIPER_OK;
 }
@@ -265,14 +289,17 @@ static PiperStatus make_buckets(Replicator *w, PiperErr *err) {
   int64_t *limit = calloc((size_t)n_chunks + 1, sizeof *limit);
   if (limit == NULL) return err_nomem(err, "replicate");
   for (uint32_t c = 1; c <= n_chunks; c++)
-    if (w->info[c].replicate != 0) limit[c] = w->s->at[w->info[c].replicate - 1].bucket_bytes;
+    if (w->info[c].replicate != 0) {
+      const Directive *x = &w->s->at[w->info[c].replicate - 1];
+      limit[c] = x->zero == ZERO_PARAMS ? -x->bucket_bytes : x->bucket_bytes;
+    }
   const PiperStatus st = bucket_params(w->d, limit, w->opt->float_bytes, err);
   free(limit);
   return st;
 }
 
 static int by_bucket(const void *a, const void *b) {
-  const Use *x = a, *y = b;
+  const BucketUse *x = a, *y = b;
   if (x->bucket != y->bucket) return x->bucket < y->bucket ? -1 : 1;
   return (x->chunk > y->chunk) - (x->chunk < y->chunk);
 }
@@ -285,11 +312,25 @@ static PiperStatus join_bucket(Replicator *w, uint32_t b, uint32_t c, bool first
   bucket->holders = devsets_union(d->devsets, bucket->holders, info->holders);
   if (bucket->holders == 0) return err_nomem(err, "device sets");
   bucket->replicated = (first || bucket->replicated) && info->replicate != 0;
-  if (info->replicate == 0 || bucket->reduce_stream != 0) return PIPER_OK;
+  if (info->replicate == 0) return PIPER_OK;
   const Directive *x = &w->s->at[info->replicate - 1];
-  bucket->reduce_stream = intern_id(d->names, stream_of(x));
+  if (w->directive[b] != 0) {
+    char what[TEXT];
+    const ParamId p = {d->bucket_params.at[bucket->param_first]};
+    snprintf(what, sizeof what, "parameter \"%.100s\", which several chunks use,",
+             graph_name(d->graph, graph_param(d->graph, p)->name));
+    return check_same_flags(x, &w->s->at[w->directive[b] - 1], what, err);
+  }
+  w->directive[b] = info->replicate;
+  bucket->zero = x->zero;
+  bucket->per_microbatch = x->per_microbatch;
+  bucket->prefetch = x->prefetch;
+  bucket->keep_bytes = x->keep_bytes;
+  bucket->reduce_stream = intern_id(d->names, reduce_stream_of(x));
+  bucket->gather_stream = intern_id(d->names, gather_stream_of(x));
   bucket->line = directive_line(d, x);
-  if (bucket->reduce_stream == 0 || bucket->line == 0) return err_nomem(err, "replicate");
+  if (bucket->reduce_stream == 0 || bucket->gather_stream == 0 || bucket->line == 0)
+    return err_nomem(err, "replicate");
   return PIPER_OK;
 }
 
@@ -299,141 +340,119 @@ static PiperStatus collect_uses(Replicator *w, PiperErr *err) {
   const Graph *g = d->graph;
   uint32_t *flows = calloc(g->values.n, sizeof *flows);
   uint32_t *last = calloc(d->buckets.n, sizeof *last); /* 1 + index of the bucket's last use */
-  PiperStatus st = flows == NULL || last == NULL ? err_nomem(err, "replicate") : PIPER_OK;
+  PiperStatus st = PIPER_OK;
+  w->directive = calloc(d->buckets.n, sizeof *w->directive);
+  if (flows == NULL || last == NULL || w->directive == NULL) st = err_nomem(err, "replicate");
   for (uint32_t c = 1; st == PIPER_OK && c <= graph_n_chunks(g); c++) {
     const Chunk *chunk = graph_chunk(g, (ChunkId){c});
     chunk_mark_grad_flows(g, (ChunkId){c}, flows);
     for (uint32_t k = 0; st == PIPER_OK && k < chunk->n_params; k++) {
       const ParamId p = {g->chunk_params.at[chunk->param_first + k]};
       const uint32_t b = d->home[p.i].bucket.i;
-      if (last[b] == 0 || w->uses.at[last[b] - 1].chunk != c) {
+      if (last[b] == 0 || w->uses.at.at[last[b] - 1].chunk != c) {
         st = join_bucket(w, b, c, last[b] == 0, err);
-        if (!vec_push(&w->uses, ((Use){.bucket = b, .chunk = c}))) st = err_nomem(err, "replicate");
-        last[b] = (uint32_t)w->uses.n;
+        if (st == PIPER_OK && !vec_push(&w->uses.at, ((BucketUse){.bucket = b, .chunk = c})))
+          st = err_nomem(err, "replicate");
+        last[b] = (uint32_t)w->uses.at.n;
       }
       if (st == PIPER_OK && d->buckets.at[b].trained && flows[graph_param(g, p)->value.i] == c)
-        w->uses.at[last[b] - 1].contributes = true;
+        w->uses.at.at[last[b] - 1].contributes = true;
     }
   }
   free(flows);
   free(last);
-  if (w->uses.n > 0) qsort(w->uses.at, w->uses.n, sizeof *w->uses.at, by_bucket);
-  for (uint32_t b = 1; st == PIPER_OK && b < d->buckets.n; b++) {
-    Bucket *bucket = &d->buckets.at[b];
-    const ParamId p = {d->bucket_params.at[bucket->param_first]};
-    if (bucket->line == 0)
-      bucket->line = intern_id(d->names, graph_name(g, graph_param(g, p)->line));
-    if (bucket->reduce_stream == 0) bucket->reduce_stream = w->dp_stream;
-    if (bucket->line == 0) st = err_nomem(err, "replicate");
-  }
+  if (w->uses.at.n > 0) qsort(w->uses.at.at, w->uses.at.n, sizeof *w->uses.at.at, by_bucket);
   return st;
 }
 
-/* ---- nodes ----------------------------------------------------------------------------------- */
+/* ---- groups ---------------------------------------------------------------------------------- */
 
-static NodeId add_bucket_node(Replicator *w, NodeKind kind, BucketId b, uint32_t devs) {
-  Dag *d = w->d;
-  const NodeId n = dag_add_node(d, kind, d->buckets.at[b.i].line);
-  d->bucket[n.i] = b.i;
-  d->devs[n.i] = devs;
-  d->stream[n.i] = kind == NODE_ALL_REDUCE ? d->buckets.at[b.i].reduce_stream : w->default_stream;
-  return n;
+/* Two device sets have a rank in common. */
+static bool overlap(const DevSets *t, uint32_t a, uint32_t b) {
+  if (a == b) return true;
+  for (uint32_t i = 0; i < devsets_size(t, a); i++)
+    if (devsets_position(t, b, devsets_ranks(t, a)[i]) >= 0) return true;
+  return false;
 }
 
-static bool add_edge(Dag *d, NodeId src, NodeId dst, TensorId t) {
-  return dag_add_edge(d, src, dst, t).i != 0;
-}
-
-/* A pass that computes gradients of weights. */
-static bool is_backward(const Dag *d, uint32_t n) {
-  return d->pass[n] == PASS_B || d->pass[n] == PASS_BW;
-}
-
-/* Edges from the users of a bucket. reduce.i is 0 when there is one holder. */
-static bool feed_bucket(Replicator *w, const Use *u, NodeId reduce, NodeId norm, NodeId update,
-                        TensorId grads) {
-  Dag *d = w->d;
-  for (uint32_t i = w->nodes_first[u->chunk]; i < w->nodes_first[u->chunk + 1]; i++) {
-    const NodeId n = {w->chunk_nodes[i]};
-    bool added = true;
-    if (u->contributes && is_backward(d, n.i)) {
-      added = reduce.i != 0 ? add_edge(d, n, reduce, grads)
-                            : add_edge(d, n, norm, grads) && add_edge(d, n, update, grads);
-    } else if (!u->contributes && d->pass[n.i] == PASS_F) {
-      added = dag_add_temporal(d, n, update, d->line[update.i]).i != 0;
-    }
-    if (!added) return false;
+/* A device set that uses the bucket joins the groups that it overlaps with. */
+static PiperStatus add_to_groups(DevSets *t, U32Vec *groups, uint32_t devs, PiperErr *err) {
+  size_t n = 0;
+  for (size_t k = 0; k < groups->n; k++) {
+    if (groups->at[k] == devs) return PIPER_OK;
+    if (overlap(t, groups->at[k], devs)) devs = devsets_union(t, groups->at[k], devs);
+    else groups->at[n++] = groups->at[k];
+    if (devs == 0) return err_nomem(err, "device sets");
   }
-  return true;
+  groups->n = n;
+  return vec_push(groups, devs) ? PIPER_OK : err_nomem(err, "replicate");
 }
 
-/* The nodes of a trained bucket; its uses are uses.at[*use ..]. */
-static bool add_bucket(Replicator *w, BucketId b, size_t *use, NodeId metrics, TensorId sums) {
+static PiperStatus find_groups(Replicator *w, uint32_t b, size_t first, size_t end, U32Vec *groups,
+                               PiperErr *err) {
   Dag *d = w->d;
-  const uint32_t holders = d->buckets.at[b.i].holders;
-  const uint32_t n_holders = devsets_size(d->devsets, holders);
-  const int32_t first = devsets_ranks(d->devsets, holders)[0];
-  const uint32_t norm_devs = n_holders == 1 ? holders : devsets_id(d->devsets, &first, 1);
-  const TensorId grads = dag_tensor(d, (Tensor){.kind = TENSOR_BUCKET, .bucket = b});
-  NodeId reduce = {0};
-  if (norm_devs == 0 || grads.i == 0) return false;
-  if (n_holders > 1) {
-    reduce = add_bucket_node(w, NODE_ALL_REDUCE, b, holders);
-    if (reduce.i == 0) return false;
-    d->tensor[reduce.i] = grads.i;
-  }
-  const NodeId norm = add_bucket_node(w, NODE_NORM, b, norm_devs);
-  const NodeId update = add_bucket_node(w, NODE_UPDATE, b, holders);
-  if (norm.i == 0 || update.i == 0) return false;
-  for (; *use < w->uses.n && w->uses.at[*use].bucket == b.i; ++*use)
-    if (!feed_bucket(w, &w->uses.at[*use], reduce, norm, update, grads)) return false;
-  if (reduce.i != 0 && (!add_edge(d, reduce, norm, grads) || !add_edge(d, reduce, update, grads)))
-    return false;
-  return add_edge(d, norm, metrics, sums) && (!w->opt->clip || add_edge(d, metrics, update, sums));
-}
-
-static bool add_nodes(Replicator *w) {
-  Dag *d = w->d;
-  const Graph *g = d->graph;
-  const TensorId sums = dag_tensor(d, (Tensor){.kind = TENSOR_METRICS});
-  const uint32_t line =
-      g->losses.n > 1 ? intern_id(d->names, graph_name(g, g->losses.at[1].line)) : 0;
-  const NodeId metrics = dag_add_node(d, NODE_ALL_REDUCE, line);
-  if (sums.i == 0 || metrics.i == 0 || (line == 0 && g->losses.n > 1)) return false;
-  d->tensor[metrics.i] = sums.i;
-  d->devs[metrics.i] = w->all_devs;
-  d->stream[metrics.i] = w->dp_stream;
-  for (uint32_t c = 1; c <= graph_n_chunks(g); c++) {
-    if (!chunk_has_metrics(graph_chunk(g, (ChunkId){c}))) continue;
-    for (uint32_t i = w->nodes_first[c]; i < w->nodes_first[c + 1]; i++) {
-      const NodeId n = {w->chunk_nodes[i]};
-      if (d->pass[n.i] == PASS_F && !add_edge(d, n, metrics, sums)) return false;
+  Bucket *bucket = &d->buckets.at[b];
+  groups->n = 0;
+  for (size_t u = first; u < end; u++) {
+    const uint32_t c = w->uses.at.at[u].chunk;
+    uint32_t last = 0;
+    for (uint32_t i = w->uses.nodes_first[c]; i < w->uses.nodes_first[c + 1]; i++) {
+      const uint32_t devs = d->devs[w->uses.chunk_nodes[i]];
+      if (devs == last) continue;
+      TRY(add_to_groups(d->devsets, groups, devs, err));
+      last = devs;
     }
   }
+  if (groups->n < 2) return PIPER_OK; /* one: the holders */
+  bucket->group_first = (uint32_t)d->bucket_groups.n;
+  bucket->n_groups = (uint32_t)groups->n;
+  for (size_t k = 0; k < groups->n; k++)
+    if (!vec_push(&d->bucket_groups, groups->at[k])) return err_nomem(err, "replicate");
+  return PIPER_OK;
+}
+
+/* What the flags mean for each bucket; its line and stream where no directive says them. */
+static PiperStatus finish_buckets(Replicator *w, PiperErr *err) {
+  Dag *d = w->d;
+  const uint32_t dp_stream = intern_id(d->names, "dp_stream");
+  U32Vec groups = {0};
+  PiperStatus st = dp_stream == 0 ? err_nomem(err, "replicate") : PIPER_OK;
   size_t use = 0;
-  for (uint32_t b = 1; b < d->buckets.n; b++) {
-    while (use < w->uses.n && w->uses.at[use].bucket < b) use++;
-    if (d->buckets.at[b].trained && !add_bucket(w, (BucketId){b}, &use, metrics, sums))
-      return false;
+  for (uint32_t b = 1; st == PIPER_OK && b < d->buckets.n; b++) {
+    Bucket *bucket = &d->buckets.at[b];
+    const size_t first = use;
+    while (use < w->uses.at.n && w->uses.at.at[use].bucket == b) use++;
+    const ParamId p = {d->bucket_params.at[bucket->param_first]};
+    if (bucket->line == 0)
+      bucket->line = intern_id(d->names, graph_name(d->graph, graph_param(d->graph, p)->line));
+    if (bucket->reduce_stream == 0) bucket->reduce_stream = dp_stream;
+    if (bucket->line == 0) st = err_nomem(err, "replicate");
+    const bool several = devsets_size(d->devsets, bucket->holders) > 1;
+    if (!several || !bucket->trained) bucket->per_microbatch = false;
+    if (!several || (!bucket->trained && bucket->zero != ZERO_PARAMS)) bucket->zero = ZERO_NONE;
+    /* What is reduced after each backward pass is a share, and no more of it is needed then. */
+    if (bucket->per_microbatch && bucket->zero == ZERO_OPTIMIZER) bucket->zero = ZERO_GRADS;
+    if (bucket->zero == ZERO_NONE && !bucket->per_microbatch) bucket->gather_stream = 0;
+    if (st == PIPER_OK && (bucket->per_microbatch || bucket->zero == ZERO_PARAMS))
+      st = find_groups(w, b, first, use, &groups, err);
   }
-  return true;
+  vec_free(&groups);
+  return st;
 }
 
 PiperStatus pass_replicate(Dag *d, const Strategy *s, const PassOptions *opt, PiperErr *err) {
   Replicator w = {.d = d, .s = s, .opt = opt};
-  w.default_stream = intern_id(d->names, "default_stream");
-  w.dp_stream = intern_id(d->names, "dp_stream");
-  PiperStatus st =
-      w.default_stream == 0 || w.dp_stream == 0 ? err_nomem(err, "replicate") : PIPER_OK;
-  if (st == PIPER_OK) st = collect_chunks(&w, err);
+  PiperStatus st = collect_chunks(&w, err);
   if (st == PIPER_OK) st = collect_ranks(&w, err);
   if (st == PIPER_OK) st = run_directives(&w, err);
   if (st == PIPER_OK) st = make_buckets(&w, err);
   if (st == PIPER_OK) st = collect_uses(&w, err);
-  if (st == PIPER_OK && !add_nodes(&w)) st = err_nomem(err, "replicate");
+  if (st == PIPER_OK) st = finish_buckets(&w, err);
+  if (st == PIPER_OK && !add_bucket_nodes(d, &w.uses, opt->clip)) st = err_nomem(err, "replicate");
   free(w.info);
-  free(w.nodes_first);
-  free(w.chunk_nodes);
-  vec_free(&w.uses);
+  free(w.directive);
+  free(w.uses.nodes_first);
+  free(w.uses.chunk_nodes);
+  vec_free(&w.uses.at);
   return st;
 }

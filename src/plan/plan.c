@@ -8,6 +8,9 @@
 const char *const MEM_NAME[MEM_COUNT] = {"params",      "grads", "optimizer",
                                          "activations", "comm",  "workspace"};
 
+const char *const INSTR_NAME[INSTR_KIND_COUNT] = {"run",        "send",           "recv",
+                                                  "all_reduce", "reduce_scatter", "all_gather"};
+
 static void rank_free(RankPlan *r) {
   vec_free(&r->instrs);
   vec_free(&r->waits);
@@ -23,6 +26,7 @@ void plan_free(Plan *p) {
   if (p->ranks != NULL)
     for (uint32_t i = 0; i < p->n_ranks; i++) rank_free(&p->ranks[i]);
   free(p->ranks);
+  vec_free(&p->shares);
   free(p->order);
   free(p->busy_seconds);
   arena_free(p->arena);
@@ -100,20 +104,37 @@ static void value_name(const Graph *g, ValueId v, char *buf, size_t n) {
 }
 
 void plan_buffer_label(const Plan *p, const RankPlan *r, uint32_t buffer, char *buf, size_t n) {
-  static const char *const ROLE[] = {
-      "parameters",   "gradients",    "optimizer state", "input",     "value",      "gradient of",
-      "saved values", "saved values", "kept gradients",  "workspace", "step block", "metrics",
-      "counts of targets", "scratch of kernels"};
+  static const char *const ROLE[] = {"parameters",
+                                     "gradients",
+                                     "optimizer state",
+                                     "gathered parameters",
+                                     "gradients to reduce",
+                                     "input",
+                                     "value",
+                                     "gradient of",
+                                     "saved values",
+                                     "saved values",
+                                     "kept gradients",
+                                     "workspace",
+                                     "step block",
+                                     "metrics",
+                                     "counts of targets",
+                                     "scratch of kernels"};
   const Buffer *b = &r->buffers.at[buffer];
   char name[128] = "", samples[64] = "";
   switch ((BufferRole)b->role) {
   case BUFFER_PARAMS:
   case BUFFER_GRADS:
-  case BUFFER_STATE: {
+  case BUFFER_STATE:
+  case BUFFER_FULL_PARAMS:
+  case BUFFER_FULL_GRADS: {
     const Bucket *k = &p->dag->buckets.at[b->id];
     const ParamId first = {p->dag->bucket_params.at[k->param_first]};
     snprintf(name, sizeof name, " of %s%s",
              graph_name(p->graph, graph_param(p->graph, first)->name), k->n_params > 1 ? ".." : "");
+    if (b->hi - b->lo < k->elements)
+      snprintf(samples, sizeof samples, ", elements [%lld, %lld)", (long long)b->lo,
+               (long long)b->hi);
     break;
   }
   case BUFFER_INPUT:
@@ -134,7 +155,7 @@ void plan_buffer_label(const Plan *p, const RankPlan *r, uint32_t buffer, char *
   case BUFFER_SCRATCH:
     break;
   }
-  if (b->hi > b->lo)
+  if (b->hi > b->lo && !buffer_is_of_bucket(b->role))
     snprintf(samples, sizeof samples, ", samples [%lld, %lld)", (long long)b->lo, (long long)b->hi);
   snprintf(buf, n, "%s%s%s", ROLE[b->role], name, samples);
 }

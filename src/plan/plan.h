@@ -12,7 +12,12 @@
 
 #include "ir/program.h"
 
-typedef enum InstrKind { INSTR_RUN, INSTR_SEND, INSTR_RECV, INSTR_ALL_REDUCE } InstrKind;
+typedef enum InstrKind {
+  INSTR_RUN, INSTR_SEND, INSTR_RECV, INSTR_ALL_REDUCE, INSTR_REDUCE_SCATTER, INSTR_ALL_GATHER,
+  INSTR_KIND_COUNT
+} InstrKind;
+extern const char *const INSTR_NAME[INSTR_KIND_COUNT]; /* "run", "send", ... */
+static inline bool instr_is_collective(unsigned kind) { return kind >= INSTR_ALL_REDUCE; }
 
 typedef enum MemCategory {
   MEM_PARAMS, MEM_GRADS, MEM_OPTIMIZER, MEM_ACTIVATIONS, MEM_COMM, MEM_WORKSPACE, MEM_COUNT
@@ -21,7 +26,8 @@ extern const char *const MEM_NAME[MEM_COUNT]; /* "params", "grads", ... */
 
 typedef struct Instr {
   uint8_t kind;        /* InstrKind */
-  uint8_t dtype;       /* ALL_REDUCE */
+  uint8_t dtype;       /* collectives */
+  bool adds;           /* sums: to what is in 'part' */
   bool signals;        /* some other instruction of the rank waits for this one */
   uint32_t node;       /* the DAG node it comes from: label, tags, script line */
   uint32_t stream;     /* index into RankPlan.streams */
@@ -31,10 +37,14 @@ typedef struct Instr {
   uint32_t bind_first; /* RankPlan.bind_offset, bind_first_write: one entry for each binding of the
                           program; access k of the instruction is that of binding k */
   int64_t sample_lo;
-  /* SEND, RECV: arena bytes [offset, offset + bytes); peer rank. ALL_REDUCE: in place, devset 'group' */
-  uint64_t offset, bytes; /* its one access, resolved */
+  /* SEND, RECV: arena bytes [offset, offset + bytes); peer rank. Collectives: device set 'group';
+     that much on every member, and at 'part' where the sum (ALL_REDUCE, or the rank's share of it)
+     goes, or where the rank's share comes from: its place in those bytes, or a second access */
+  uint64_t offset, bytes, part; /* the accesses, resolved */
   int32_t peer;
   uint32_t group;
+  uint32_t share_first; /* REDUCE_SCATTER, ALL_GATHER: Plan.shares, one for each member of the group:
+                           elements, which together are 'bytes' */
   uint32_t access_first, n_accesses; /* RankPlan.accesses */
 } Instr;
 
@@ -46,21 +56,25 @@ typedef struct Access {
 } Access;
 
 typedef enum BufferRole {
-  BUFFER_PARAMS, BUFFER_GRADS, BUFFER_STATE, BUFFER_INPUT, BUFFER_VALUE, BUFFER_GRAD, BUFFER_SAVED_I,
-  BUFFER_SAVED_W, BUFFER_KEPT, BUFFER_WORKSPACE, BUFFER_STEP, BUFFER_METRICS, BUFFER_COUNTS,
-  BUFFER_SCRATCH
+  BUFFER_PARAMS, BUFFER_GRADS, BUFFER_STATE, /* what a rank keeps of a bucket (ir/bucket.h) */
+  BUFFER_FULL_PARAMS, /* all parameters of a bucket, gathered */
+  BUFFER_FULL_GRADS,  /* all gradients of a bucket, to be reduced */
+  BUFFER_INPUT, BUFFER_VALUE, BUFFER_GRAD, BUFFER_SAVED_I, BUFFER_SAVED_W, BUFFER_KEPT,
+  BUFFER_WORKSPACE, BUFFER_STEP, BUFFER_METRICS, BUFFER_COUNTS, BUFFER_SCRATCH
 } BufferRole;
+/* Parameters, gradients or state of a bucket. */
+static inline bool buffer_is_of_bucket(unsigned role) { return role <= BUFFER_FULL_GRADS; }
 
 typedef struct Buffer {
   uint8_t role;        /* BufferRole */
   uint8_t category;    /* MemCategory */
-  bool whole_step;     /* lives across the step: parameters, gradients, state, inputs, step, metrics,
+  bool whole_step;     /* lives across the step: what is kept of buckets, inputs, step, metrics,
                           counts, scratch */
-  uint32_t id;         /* PARAMS, GRADS, STATE: bucket; INPUT: input index; VALUE, GRAD: TensorId;
+  uint32_t id;         /* of a bucket: BucketId; INPUT: input index; VALUE, GRAD: TensorId;
                           SAVED_*, KEPT: chunk; COUNTS: chunk, f64: the host zeroes them before a
                           step */
-  uint32_t slot;       /* STATE */
-  int64_t lo, hi;      /* samples it holds: INPUT, VALUE, GRAD, SAVED_*, KEPT */
+  uint32_t slot;       /* STATE; FULL_*: the node that gathers or reduces it */
+  int64_t lo, hi;      /* samples it holds: INPUT, VALUE, GRAD, SAVED_*, KEPT; elements: of a bucket */
   uint64_t bytes, offset;
   uint32_t first, last; /* first and last instruction that touches it (index in the rank's list);
                            first > last: none does */
@@ -123,6 +137,7 @@ typedef struct Plan {
   uint32_t world;            /* device set: every rank in use, ascending */
   uint32_t n_ranks;
   RankPlan *ranks;           /* in the order of 'world' */
+  VEC(Share) shares;         /* of collectives: Instr.share_first */
   Arena *arena;              /* names */
   uint64_t digest;
 } Plan;

@@ -111,8 +111,13 @@ static void hash_rank(Hash *h, const Plan *plan, const RankPlan *r) {
     if (x->kind != INSTR_RUN) {
       hash_u64(h, x->offset);
       hash_u64(h, x->bytes);
-      if (x->kind == INSTR_ALL_REDUCE) hash_devset(h, plan->dag->devsets, x->group);
-      else hash_u32(h, (uint32_t)x->peer);
+      if (!instr_is_collective(x->kind)) {
+        hash_u32(h, (uint32_t)x->peer);
+        continue;
+      }
+      hash_devset(h, plan->dag->devsets, x->group);
+      hash_u64(h, x->part);
+      hash_u32(h, (uint32_t)x->adds << 31 | x->share_first);
       continue;
     }
     hash_u32(h, x->program);
@@ -142,6 +147,11 @@ void plan_compute_digest(Plan *plan) {
   for (uint32_t i = 1; i <= programs_count(plan->programs); i++)
     hash_program(&h, programs_at(plan->programs, i));
   hash_devset(&h, plan->dag->devsets, plan->world);
+  hash_u64(&h, plan->shares.n);
+  for (size_t i = 0; i < plan->shares.n; i++) {
+    hash_i64(&h, plan->shares.at[i].lo);
+    hash_i64(&h, plan->shares.at[i].hi);
+  }
   for (uint32_t i = 0; i < plan->n_ranks; i++) hash_rank(&h, plan, &plan->ranks[i]);
   plan->digest = hash_end(&h);
 }

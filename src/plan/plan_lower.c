@@ -3,7 +3,7 @@
  * Every node gives instructions to the ranks of its device set, in the global order; one pass over
  * the order deals the nodes out, then each rank is lowered alone:
  *
- *   1. instructions, with the bytes that each touches named by (tensor, samples);
+ *   1. instructions, with the bytes that each touches named by (tensor, samples), or (bucket, elements);
  *   2. buffers: all intervals of samples of one tensor on the rank, joined where they overlap. So a
  *      slice is a part of the buffer it is cut from, pieces that are put together are written in
  *      place, whoever writes them, and nothing is ever copied on a rank. A tensor without a batch
@@ -17,6 +17,8 @@
  * Time: O(instructions + accesses), times the streams of a rank for the vector clocks. */
 #include "plan/plan_lower.h"
 
+#include "base/hash.h"
+#include "ir/bucket.h"
 #include "plan/clock.h"
 
 #include <stdio.h>
@@ -69,6 +71,26 @@ typedef struct StreamKey {
 
 typedef VEC(Item) ItemVec;
 
+/* A compute node's gradients of a bucket go to the collective 'node', or its parameters come from it. */
+typedef struct Link {
+  uint32_t bucket, node;
+  bool params;
+} Link;
+
+/* What the rank at hand keeps of a bucket; all of it empty where it does not hold it. */
+typedef struct Kept {
+  bool held;
+  Share params, grads, updated;
+} Kept;
+
+/* Where shares of so many elements among so many members stand in Plan.shares; 'bucket' where they are
+ * those that the members update, 0 otherwise. */
+typedef struct ShareTable {
+  int64_t count;
+  uint32_t n, bucket;
+  uint64_t first;
+} ShareTable;
+
 typedef struct Lower {
   Plan *plan;
   Dag *dag;
@@ -82,9 +104,14 @@ typedef struct Lower {
   VEC(Bound) bounds;
   U32Vec program_bounds;     /* by program: 1 + its first bound; 0: not looked up yet */
   U32Vec later_first, later; /* temporal edges with a communicating end: by node, their sources */
+  U32Vec link_first;         /* by node, into links; empty: there are none */
+  VEC(Link) links;
+  VEC(ShareTable) tables; /* element 0 unused */
+  uint32_t *table_slots, n_table_slots;
 
   /* Of the rank at hand, emptied for each. */
   RankPlan *rank;
+  uint32_t rank_number; /* 1 + its index */
   VEC(Entry) entries;
   uint32_t *slots, n_slots; /* hash table of entries: 1 + index */
   VEC(uint32_t) heads;      /* by tensor, then by input: 1 + its last entry; 0: none */
@@ -92,18 +119,18 @@ typedef struct Lower {
   VEC(Past) past;
   U32Vec past_head; /* by buffer */
   VEC(StreamKey) keys;
-  uint8_t *grads_written; /* by bucket */
+  Kept *kept;             /* by bucket */
+  uint8_t *grads_written; /* by bucket: the gradients kept */
+  uint32_t *
+      full_written; /* by node: the number of the last rank that wrote gradients for it to reduce */
   uint32_t *first_instr;  /* by node; only where 'later' is not empty */
   U32Vec order;           /* scratch */
+  BucketCallVec calls;    /* scratch */
 } Lower;
 
 static PiperStatus nomem(Lower *w) { return err_nomem(w->err, "the plan"); }
 
 /* ---- programs and what they bind ------------------------------------------------------------- */
-
-static uint64_t bucket_bytes(const Lower *w, uint32_t bucket) {
-  return (uint64_t)w->dag->buckets.at[bucket].elements * w->float_bytes;
-}
 
 static uint64_t value_bytes_per_sample(const Lower *w, ValueId v) {
   const Value *value = graph_value(w->plan->graph, v);
@@ -184,22 +211,16 @@ static PiperStatus bind_program(Lower *w, uint32_t program, ChunkId chunk) {
   return PIPER_OK;
 }
 
-static PiperStatus node_program(Lower *w, uint32_t n) {
+static PiperStatus compute_program(Lower *w, uint32_t n) {
   const Dag *d = w->dag;
   const ChunkId chunk = {d->chunk[n]};
-  uint32_t id = 0;
-  if (d->kind[n] == NODE_COMPUTE) {
-    const int64_t samples = (d->hi[n] - d->lo[n]) / devsets_size(d->devsets, d->devs[n]);
+  const int64_t samples = (d->hi[n] - d->lo[n]) / devsets_size(d->devsets, d->devs[n]);
+  uint32_t id;
+  if (d->kind[n] == NODE_COUNT)
+    TRY(programs_targets(w->plan->programs, chunk, samples, &id, w->err));
+  else
     TRY(programs_chunk(w->plan->programs, chunk, (Pass)d->pass[n],
                        dag_program_mode(d, (NodeId){n}), samples, &id, w->err));
-  } else if (d->kind[n] == NODE_COUNT) {
-    const int64_t samples = (d->hi[n] - d->lo[n]) / devsets_size(d->devsets, d->devs[n]);
-    TRY(programs_targets(w->plan->programs, chunk, samples, &id, w->err));
-  } else if (d->kind[n] == NODE_NORM) {
-    TRY(programs_norm(w->plan->programs, (BucketId){d->bucket[n]}, &id, w->err));
-  } else {
-    TRY(programs_update(w->plan->programs, (BucketId){d->bucket[n]}, &id, w->err));
-  }
   if (programs_at(w->plan->programs, id)->n_calls == 0) return PIPER_OK;
   w->node_program[n] = id;
   return bind_program(w, id, chunk);
@@ -242,13 +263,17 @@ static PiperStatus deal_node(Lower *w, uint32_t n) {
   switch ((NodeKind)d->kind[n]) {
   case NODE_COMPUTE:
   case NODE_COUNT:
-  case NODE_NORM:
-  case NODE_UPDATE:
     if (n_devs == 0) return err_set(w->err, PIPER_EBUG, "lower: node %u has no device", n);
-    TRY(node_program(w, n));
+    TRY(compute_program(w, n));
     if (w->node_program[n] == 0) return PIPER_OK;
     break;
+  case NODE_NORM:
+  case NODE_UPDATE: /* which program depends on the rank */
+    if (n_devs == 0) return err_set(w->err, PIPER_EBUG, "lower: node %u has no device", n);
+    break;
   case NODE_ALL_REDUCE:
+  case NODE_REDUCE_SCATTER:
+  case NODE_ALL_GATHER:
     if (n_devs < 2) return PIPER_OK;
     carries = CARRIES_COLLECTIVES;
     break;
@@ -265,9 +290,7 @@ static PiperStatus deal_node(Lower *w, uint32_t n) {
   if (carries != 0 && d->stream[n] == 0)
     return err_set(w->err, PIPER_EBUG, "lower: node %u has no stream", n);
   w->carries[d->stream[n]] |= carries;
-  /* A bucket's norm counts once: on its first holder. */
-  const uint32_t n_ranks = d->kind[n] == NODE_NORM ? 1 : n_devs;
-  for (uint32_t j = 0; j < n_ranks; j++)
+  for (uint32_t j = 0; j < n_devs; j++)
     if (!deal(w, n, devsets_ranks(d->devsets, d->devs[n])[j], j, NONE)) return nomem(w);
   return PIPER_OK;
 }
@@ -299,6 +322,56 @@ static PiperStatus collect_temporal(Lower *w) {
   w->later_first.at[0] = 0;
   w->first_instr = malloc(d->n * sizeof *w->first_instr);
   return w->first_instr != NULL ? PIPER_OK : nomem(w);
+}
+
+/* Is this edge a link, and of which compute node? Gradients that are summed where they are kept need
+ * none, nor do parameters that are kept whole. */
+static bool link_of(const Dag *d, const Edge *e, uint32_t *of, Link *out) {
+  if (e->src == 0 || e->kind != EDGE_DATA) return false;
+  const Tensor *t = &d->tensors.at[e->tensor];
+  if (t->kind == TENSOR_PARAMS && d->kind[e->dst] == NODE_COMPUTE) {
+    *of = e->dst;
+    *out = (Link){t->bucket.i, e->src, true};
+    return true;
+  }
+  if (t->kind != TENSOR_BUCKET || d->kind[e->src] != NODE_COMPUTE ||
+      !NODE_KIND_COMMUNICATES[d->kind[e->dst]] || bucket_node_joins(d, (NodeId){e->dst}) ||
+      !bucket_sums_apart(&d->buckets.at[t->bucket.i]))
+    return false;
+  *of = e->src;
+  *out = (Link){t->bucket.i, e->dst, false};
+  return true;
+}
+
+static PiperStatus collect_links(Lower *w) {
+  const Dag *d = w->dag;
+  bool any = false;
+  uint32_t of, n = 0;
+  Link link;
+  for (uint32_t b = 1; b < d->buckets.n; b++)
+    any = any || bucket_sums_apart(&d->buckets.at[b]); /* ZERO_PARAMS does, too */
+  if (!any) return PIPER_OK;
+  for (uint32_t i = 0; i <= d->n; i++)
+    if (!vec_push(&w->link_first, 0)) return nomem(w);
+  for (size_t e = 1; e < d->edges.n; e++)
+    if (link_of(d, &d->edges.at[e], &of, &link)) w->link_first.at[of + 1]++, n++;
+  for (uint32_t i = 0; i < d->n; i++) w->link_first.at[i + 1] += w->link_first.at[i];
+  if (!vec_reserve(&w->links, n)) return nomem(w);
+  w->links.n = n;
+  for (size_t e = 1; e < d->edges.n; e++)
+    if (link_of(d, &d->edges.at[e], &of, &link)) w->links.at[w->link_first.at[of]++] = link;
+  for (uint32_t i = d->n; i > 0; i--) w->link_first.at[i] = w->link_first.at[i - 1];
+  w->link_first.at[0] = 0;
+  return PIPER_OK;
+}
+
+/* The collective that a compute node's gradients (or parameters) of the bucket go to; 0: none. */
+static uint32_t linked(const Lower *w, uint32_t node, uint32_t bucket, bool params) {
+  if (w->link_first.n == 0) return 0;
+  for (uint32_t k = w->link_first.at[node]; k < w->link_first.at[node + 1]; k++)
+    if (w->links.at[k].bucket == bucket && w->links.at[k].params == params)
+      return w->links.at[k].node;
+  return 0;
 }
 
 /* ---- one rank: instructions ------------------------------------------------------------------ */
@@ -364,17 +437,20 @@ static uint32_t entry(Lower *w, const Entry *want) {
   return w->slots[i] - 1;
 }
 
-/* Bytes of the access are those of the entry; samples where it is batched, until the buffers are
- * known. */
-static PiperStatus access(Lower *w, const Entry *e, bool write, uint64_t bytes) {
+/* Bytes [lo, hi) of the entry; of a batched one its samples, until the buffers are known. */
+static PiperStatus access_part(Lower *w, const Entry *e, bool write, uint64_t lo, uint64_t hi) {
   const uint32_t k = entry(w, e);
   const bool batched = e->per_sample > 0;
   const Access a = {.buffer = k,
                     .write = write,
-                    .lo = batched ? (uint64_t)e->lo : 0,
-                    .hi = batched ? (uint64_t)e->hi : bytes};
+                    .lo = batched ? (uint64_t)e->lo : lo,
+                    .hi = batched ? (uint64_t)e->hi : hi};
   if (k == NONE || !vec_push(&w->rank->accesses, a)) return nomem(w);
   return PIPER_OK;
+}
+
+static PiperStatus access(Lower *w, const Entry *e, bool write, uint64_t bytes) {
+  return access_part(w, e, write, 0, bytes);
 }
 
 static bool whole_step(BufferRole role) {
@@ -383,9 +459,34 @@ static bool whole_step(BufferRole role) {
          role == BUFFER_COUNTS || role == BUFFER_SCRATCH;
 }
 
-static Entry state_entry(const Lower *w, BufferRole role, uint32_t bucket, uint32_t slot) {
-  return (Entry){
-      .role = (uint8_t)role, .id = bucket, .slot = slot, .bytes = bucket_bytes(w, bucket)};
+static Entry bucket_entry(const Lower *w, BufferRole role, uint32_t bucket, uint32_t slot,
+                          Share elements) {
+  return (Entry){.role = (uint8_t)role,
+                 .id = bucket,
+                 .slot = slot,
+                 .lo = elements.lo,
+                 .hi = elements.hi,
+                 .bytes = (uint64_t)share_size(elements) * w->float_bytes};
+}
+
+/* What the rank keeps. */
+static Entry kept_entry(const Lower *w, BufferRole role, uint32_t bucket, uint32_t slot) {
+  const Kept *k = &w->kept[bucket];
+  return bucket_entry(w, role, bucket, slot,
+                      role == BUFFER_PARAMS  ? k->params
+                      : role == BUFFER_GRADS ? k->grads
+                                             : k->updated);
+}
+
+/* All of a bucket, for one collective. */
+static Entry full_entry(const Lower *w, BufferRole role, uint32_t bucket, uint32_t node) {
+  return bucket_entry(w, role, bucket, node, (Share){0, w->dag->buckets.at[bucket].elements});
+}
+
+/* An access of elements of a bucket's entry. */
+static PiperStatus access_elements(Lower *w, const Entry *e, bool write, Share elements) {
+  return access_part(w, e, write, (uint64_t)(elements.lo - e->lo) * w->float_bytes,
+                     (uint64_t)(elements.hi - e->lo) * w->float_bytes);
 }
 
 static uint64_t counts_bytes(const Lower *w, uint32_t chunk) {
@@ -399,14 +500,22 @@ static uint64_t metrics_bytes(const Lower *w) {
 /* What the rank holds whether an instruction touches it or not. */
 static PiperStatus add_state(Lower *w) {
   const Dag *d = w->dag;
+  const int32_t rank = w->rank->rank;
   const uint32_t n_slots = optimizer_n_slots(&w->plan->options.optimizer);
+  for (uint32_t b = 1; b < d->buckets.n; b++) {
+    const uint32_t holders = d->buckets.at[b].holders;
+    w->kept[b] = (Kept){0};
+    if (holders == 0 || devsets_position(d->devsets, holders, rank) < 0) continue;
+    w->kept[b] = (Kept){.held = true,
+                        .params = bucket_params_kept(d, (BucketId){b}, rank),
+                        .grads = bucket_grads_kept(d, (BucketId){b}, rank),
+                        .updated = bucket_updated(d, (BucketId){b}, rank)};
+  }
   for (int role = BUFFER_PARAMS; role <= BUFFER_STATE; role++)
     for (uint32_t b = 1; b < d->buckets.n; b++) {
-      const Bucket *bucket = &d->buckets.at[b];
-      if (bucket->holders == 0 || (role != BUFFER_PARAMS && !bucket->trained)) continue;
-      if (devsets_position(d->devsets, bucket->holders, w->rank->rank) < 0) continue;
+      if (!w->kept[b].held || (role != BUFFER_PARAMS && !d->buckets.at[b].trained)) continue;
       for (uint32_t s = 0; s < (role == BUFFER_STATE ? n_slots : 1); s++) {
-        const Entry e = state_entry(w, (BufferRole)role, b, s);
+        const Entry e = kept_entry(w, (BufferRole)role, b, s);
         if (entry(w, &e) == NONE) return nomem(w);
       }
     }
@@ -473,8 +582,45 @@ static void end(Lower *w) {
 
 typedef struct Work {
   uint32_t node, program;
-  int64_t lo, hi; /* samples */
+  int64_t lo, hi;    /* samples */
+  const Entry *zero; /* not NULL: the program writes zeros there */
 } Work;
+
+/* A program's parameters, gradients or state of a bucket. '*is_first': nothing has written these
+ * gradients before. */
+static PiperStatus access_bucket(Lower *w, const Work *x, const Bound *b, bool *is_first) {
+  const Dag *d = w->dag;
+  const uint32_t bucket = b->id;
+  const bool compute = d->kind[x->node] == NODE_COMPUTE, grads = b->role == BUFFER_GRADS;
+  const Kept *kept = &w->kept[bucket];
+  Entry e = kept_entry(w, (BufferRole)b->role, bucket, b->slot);
+  Share elements = compute ? (Share){0, d->buckets.at[bucket].elements} : kept->updated;
+  uint32_t node = 0;
+  if (x->zero != NULL) {
+    e = *x->zero;
+    elements = (Share){e.lo, e.hi};
+    node = e.role == BUFFER_FULL_GRADS ? e.slot : 0;
+  } else if (compute && (grads ? b->write : share_size(kept->params) < elements.hi)) {
+    node = linked(w, x->node, bucket, !grads);
+    if (node != 0) e = full_entry(w, grads ? BUFFER_FULL_GRADS : BUFFER_FULL_PARAMS, bucket, node);
+  }
+  if (elements.lo < e.lo || elements.hi > e.hi) {
+    char label[160];
+    dag_label(d, (NodeId){x->node}, label, sizeof label);
+    return err_set(w->err, PIPER_EBUG,
+                   "lower: %s uses elements [%lld, %lld) of bucket %u, of which "
+                   "rank %d has [%lld, %lld)",
+                   label, (long long)elements.lo, (long long)elements.hi, bucket, w->rank->rank,
+                   (long long)e.lo, (long long)e.hi);
+  }
+  if (grads && b->write) {
+    *is_first = node != 0 ? w->full_written[node] != w->rank_number : !w->grads_written[bucket];
+    if (node != 0) w->full_written[node] = w->rank_number;
+    else w->grads_written[bucket] = 1;
+  }
+  const uint64_t lo = (uint64_t)(elements.lo - e.lo) * w->float_bytes;
+  return access_part(w, &e, b->write, lo, lo + b->bytes);
+}
 
 static PiperStatus run(Lower *w, const Work *x) {
   RankPlan *r = w->rank;
@@ -489,22 +635,20 @@ static PiperStatus run(Lower *w, const Work *x) {
   const uint32_t n = programs_at(w->plan->programs, x->program)->n_bindings;
   for (uint32_t k = first; k < first + n; k++) {
     const Bound *b = &w->bounds.at[k];
-    Entry e = {.role = b->role,
-               .id = b->id,
-               .slot = b->slot,
-               .per_sample = b->per_sample,
-               .bytes = b->bytes};
-    if (b->role == BUFFER_STATE || b->role == BUFFER_PARAMS || b->role == BUFFER_GRADS)
-      e.bytes = bucket_bytes(w, b->id);
-    else if (b->role == BUFFER_METRICS) e.bytes = metrics_bytes(w);
-    else if (b->role == BUFFER_COUNTS) e.bytes = counts_bytes(w, b->id);
-    else if (b->role != BUFFER_INPUT || b->per_sample > 0) e.lo = x->lo, e.hi = x->hi;
     bool is_first = false;
-    if (b->role == BUFFER_GRADS && b->write) {
-      is_first = !w->grads_written[b->id];
-      w->grads_written[b->id] = 1;
+    if (buffer_is_of_bucket(b->role)) {
+      TRY(access_bucket(w, x, b, &is_first));
+    } else {
+      Entry e = {.role = b->role,
+                 .id = b->id,
+                 .slot = b->slot,
+                 .per_sample = b->per_sample,
+                 .bytes = b->bytes};
+      if (b->role == BUFFER_METRICS) e.bytes = metrics_bytes(w);
+      else if (b->role == BUFFER_COUNTS) e.bytes = counts_bytes(w, b->id);
+      else if (b->role != BUFFER_INPUT || b->per_sample > 0) e.lo = x->lo, e.hi = x->hi;
+      TRY(access(w, &e, b->write, b->bytes));
     }
-    TRY(access(w, &e, b->write, b->bytes));
     if (!vec_push(&r->bind_offset, 0) || !vec_push(&r->bind_first_write, is_first)) return nomem(w);
   }
   end(w);
@@ -512,52 +656,182 @@ static PiperStatus run(Lower *w, const Work *x) {
 }
 
 /* Before gradients are read to which nothing on this rank contributes. */
-static PiperStatus need_grads(Lower *w, uint32_t node, uint32_t bucket) {
-  if (w->grads_written[bucket]) return PIPER_OK;
-  Work x = {.node = node};
-  TRY(programs_zero_grad(w->plan->programs, (BucketId){bucket}, &x.program, w->err));
+static PiperStatus need_grads(Lower *w, uint32_t node, const Entry *grads) {
+  const bool written = grads->role == BUFFER_FULL_GRADS
+                           ? w->full_written[grads->slot] == w->rank_number
+                           : w->grads_written[grads->id] != 0;
+  if (written || grads->lo == grads->hi) return PIPER_OK;
+  Work x = {.node = node, .zero = grads};
+  TRY(programs_zero_grad(w->plan->programs, (BucketId){grads->id}, grads->hi - grads->lo,
+                         &x.program, w->err));
   TRY(bind_program(w, x.program, (ChunkId){0}));
   return run(w, &x);
 }
 
-static PiperStatus lower_run(Lower *w, const Item *x) {
+static PiperStatus lower_compute(Lower *w, const Item *x) {
   const Dag *d = w->dag;
   const uint32_t n = x->node, parts = devsets_size(d->devsets, d->devs[n]);
-  Work work = {.node = n, .program = w->node_program[n]};
-  if (d->kind[n] == NODE_COMPUTE || d->kind[n] == NODE_COUNT) {
-    work.lo = part_lo(d->lo[n], d->hi[n], x->pos, parts);
-    work.hi = part_lo(d->lo[n], d->hi[n], x->pos + 1, parts);
-  }
-  const uint32_t first = w->program_bounds.at[work.program] - 1;
-  const uint32_t n_bounds = programs_at(w->plan->programs, work.program)->n_bindings;
-  for (uint32_t k = first; k < first + n_bounds; k++)
-    if (w->bounds.at[k].role == BUFFER_GRADS && !w->bounds.at[k].write)
-      TRY(need_grads(w, n, w->bounds.at[k].id));
+  const Work work = {.node = n,
+                     .program = w->node_program[n],
+                     .lo = part_lo(d->lo[n], d->hi[n], x->pos, parts),
+                     .hi = part_lo(d->lo[n], d->hi[n], x->pos + 1, parts)};
   return run(w, &work);
 }
 
-static PiperStatus lower_all_reduce(Lower *w, const Item *x) {
+static PiperStatus lower_bucket_run(Lower *w, const Item *x) {
   const Dag *d = w->dag;
-  const uint32_t n = x->node;
-  const Tensor *t = &d->tensors.at[d->tensor[n]];
-  const bool of_bucket = t->kind != TENSOR_METRICS && t->kind != TENSOR_COUNTS;
-  const uint32_t bucket = t->kind == TENSOR_BUCKET ? t->bucket.i : d->bucket[n];
-  if (of_bucket) TRY(need_grads(w, n, bucket));
-  const Entry e = of_bucket ? state_entry(w, BUFFER_GRADS, bucket, 0)
-                  : t->kind == TENSOR_METRICS
+  const BucketId b = {d->bucket[x->node]};
+  const Share mine = w->kept[b.i].updated;
+  Programs *p = w->plan->programs;
+  Work work = {.node = x->node};
+  TRY(d->kind[x->node] == NODE_NORM ? programs_norm(p, b, mine, &work.program, w->err)
+                                    : programs_update(p, b, mine, &work.program, w->err));
+  if (programs_at(p, work.program)->n_calls == 0) return PIPER_OK;
+  TRY(bind_program(w, work.program, (ChunkId){0}));
+  const Entry grads = kept_entry(w, BUFFER_GRADS, b.i, 0);
+  TRY(need_grads(w, x->node, &grads));
+  return run(w, &work);
+}
+
+/* ---- collectives ---- */
+
+static uint32_t *table_slot(const Lower *w, const ShareTable *t) {
+  Hash h = HASH_START;
+  hash_u64(&h, (uint64_t)t->count);
+  hash_u32(&h, t->n);
+  hash_u32(&h, t->bucket);
+  uint32_t i = (uint32_t)hash_end(&h) & (w->n_table_slots - 1);
+  for (;; i = (i + 1) & (w->n_table_slots - 1)) {
+    const ShareTable *at = &w->tables.at[w->table_slots[i]];
+    if (w->table_slots[i] == 0 ||
+        (at->count == t->count && at->n == t->n && at->bucket == t->bucket))
+      return &w->table_slots[i];
+  }
+}
+
+static PiperStatus grow_tables(Lower *w) {
+  if (w->tables.n == 0 && !vec_push(&w->tables, (ShareTable){0})) return nomem(w);
+  if (2 * w->tables.n < w->n_table_slots) return PIPER_OK;
+  const uint32_t n = w->n_table_slots == 0 ? 64 : 2 * w->n_table_slots;
+  uint32_t *slots = calloc(n, sizeof *slots);
+  if (slots == NULL) return nomem(w);
+  free(w->table_slots);
+  w->table_slots = slots;
+  w->n_table_slots = n;
+  for (uint32_t k = 1; k < w->tables.n; k++) *table_slot(w, &w->tables.at[k]) = k;
+  return PIPER_OK;
+}
+
+/* Where the shares of a call's members stand. */
+static PiperStatus share_table(Lower *w, BucketId b, const BucketCall *c, uint32_t *first) {
+  Plan *plan = w->plan;
+  ShareTable t = {.count = share_size(c->region),
+                  .n = devsets_size(w->dag->devsets, c->group),
+                  .bucket = c->by_update ? b.i : 0,
+                  .first = plan->shares.n};
+  TRY(grow_tables(w));
+  uint32_t *slot = table_slot(w, &t);
+  if (*slot == 0) {
+    if (!vec_reserve(&plan->shares, t.n) || !vec_push(&w->tables, t)) return nomem(w);
+    for (uint32_t j = 0; j < t.n; j++)
+      plan->shares.at[plan->shares.n++] = bucket_call_share(w->dag, b, c, j);
+    *slot = (uint32_t)w->tables.n - 1;
+  }
+  if (plan->shares.n > UINT32_MAX) return nomem(w);
+  *first = (uint32_t)w->tables.at[*slot].first;
+  return PIPER_OK;
+}
+
+static InstrKind collective_kind(NodeKind kind) {
+  return kind == NODE_ALL_GATHER       ? INSTR_ALL_GATHER
+         : kind == NODE_REDUCE_SCATTER ? INSTR_REDUCE_SCATTER
+                                       : INSTR_ALL_REDUCE;
+}
+
+/* Of all ranks, or of those that run a chunk: f64. */
+static PiperStatus lower_sums(Lower *w, uint32_t n) {
+  const Tensor *t = &w->dag->tensors.at[w->dag->tensor[n]];
+  const Entry e = t->kind == TENSOR_METRICS
                       ? (Entry){.role = BUFFER_METRICS, .bytes = metrics_bytes(w)}
                       : (Entry){.role = BUFFER_COUNTS,
                                 .id = t->chunk.i,
                                 .bytes = counts_bytes(w, t->chunk.i)};
   Instr i = {.kind = INSTR_ALL_REDUCE,
              .node = n,
-             .group = d->devs[n],
+             .group = w->dag->devs[n],
              .bytes = e.bytes,
-             .dtype = (uint8_t)(of_bucket ? w->plan->options.dtype : DT_F64)};
-  TRY(stream(w, d->stream[n], 0, 0, 0, &i.stream));
+             .dtype = DT_F64};
+  TRY(stream(w, w->dag->stream[n], 0, 0, 0, &i.stream));
   TRY(begin(w, i));
   TRY(access(w, &e, true, e.bytes));
   end(w);
+  return PIPER_OK;
+}
+
+/* A call between the bucket as it is kept and all of it: what is gathered goes to a buffer of its own,
+ * what is reduced comes from one. */
+static PiperStatus lower_full(Lower *w, uint32_t n, Instr i, Share mine) {
+  const uint32_t bucket = w->dag->bucket[n];
+  const bool gather = i.kind == INSTR_ALL_GATHER;
+  const Entry full = full_entry(w, gather ? BUFFER_FULL_PARAMS : BUFFER_FULL_GRADS, bucket, n);
+  const Entry kept = kept_entry(w, gather ? BUFFER_PARAMS : BUFFER_GRADS, bucket, 0);
+  if (!gather) {
+    TRY(need_grads(w, n, &full));
+    i.adds = w->grads_written[bucket] != 0;
+    w->grads_written[bucket] = 1;
+  }
+  TRY(begin(w, i));
+  TRY(access(w, &full, true, full.bytes));
+  TRY(access_elements(w, &kept, !gather, mine));
+  end(w);
+  return PIPER_OK;
+}
+
+/* A call on the bucket as it is kept, in place. */
+static PiperStatus lower_in_place(Lower *w, uint32_t n, Instr i, const BucketCall *c) {
+  const uint32_t bucket = w->dag->bucket[n];
+  const bool params = w->dag->tensors.at[w->dag->tensor[n]].kind == TENSOR_PARAMS;
+  const Entry kept = kept_entry(w, params ? BUFFER_PARAMS : BUFFER_GRADS, bucket, 0);
+  if (!params) TRY(need_grads(w, n, &kept));
+  TRY(begin(w, i));
+  TRY(access_elements(w, &kept, true, c->region));
+  end(w);
+  return PIPER_OK;
+}
+
+static PiperStatus lower_call(Lower *w, uint32_t n, const BucketCall *c) {
+  const Dag *d = w->dag;
+  const BucketId b = {d->bucket[n]};
+  const Bucket *bucket = &d->buckets.at[b.i];
+  const bool params = d->tensors.at[d->tensor[n]].kind == TENSOR_PARAMS;
+  const int32_t me = devsets_position(d->devsets, c->group, w->rank->rank);
+  Instr i = {.kind = (uint8_t)collective_kind((NodeKind)d->kind[n]),
+             .node = n,
+             .group = c->group,
+             .bytes = (uint64_t)share_size(c->region) * w->float_bytes,
+             .dtype = (uint8_t)w->plan->options.dtype};
+  TRY(stream(w, d->stream[n], 0, 0, 0, &i.stream));
+  if (me < 0) return err_set(w->err, PIPER_EBUG, "lower: node %u is of other ranks", n);
+  Share mine = c->region;
+  if (i.kind != INSTR_ALL_REDUCE) {
+    TRY(share_table(w, b, c, &i.share_first));
+    const Share s = w->plan->shares.at[i.share_first + (uint32_t)me];
+    mine = (Share){c->region.lo + s.lo, c->region.lo + s.hi};
+    i.part = (uint64_t)s.lo * w->float_bytes; /* in place: plan_mem adds the offset */
+  }
+  if (bucket_node_joins(d, (NodeId){n})) return lower_in_place(w, n, i, c);
+  const bool full = params ? bucket->zero == ZERO_PARAMS
+                           : i.kind != INSTR_ALL_GATHER && bucket_sums_apart(bucket);
+  return full ? lower_full(w, n, i, mine) : lower_in_place(w, n, i, c);
+}
+
+static PiperStatus lower_collective(Lower *w, const Item *x) {
+  const Dag *d = w->dag;
+  const uint32_t n = x->node;
+  const TensorKind kind = d->tensors.at[d->tensor[n]].kind;
+  if (kind == TENSOR_METRICS || kind == TENSOR_COUNTS) return lower_sums(w, n);
+  TRY(bucket_calls(w->dag, (NodeId){n}, w->rank->rank, &w->calls, w->err));
+  for (size_t k = 0; k < w->calls.n; k++) TRY(lower_call(w, n, &w->calls.at[k]));
   return PIPER_OK;
 }
 
@@ -678,12 +952,15 @@ static PiperStatus lower_item(Lower *w, const Item *x) {
   case NODE_TRANSFER:
     return lower_transfer(w, x);
   case NODE_ALL_REDUCE:
-    return lower_all_reduce(w, x);
+  case NODE_REDUCE_SCATTER:
+  case NODE_ALL_GATHER:
+    return lower_collective(w, x);
   case NODE_COMPUTE:
   case NODE_COUNT:
+    return lower_compute(w, x);
   case NODE_NORM:
   case NODE_UPDATE:
-    return lower_run(w, x);
+    return lower_bucket_run(w, x);
   case NODE_JOIN:
   case NODE_NONE:
   case NODE_KIND_COUNT:
@@ -749,8 +1026,10 @@ static bool join_entries(Lower *w, uint32_t head) {
 static MemCategory category(BufferRole role, bool received) {
   switch (role) {
   case BUFFER_PARAMS:
+  case BUFFER_FULL_PARAMS:
     return MEM_PARAMS;
   case BUFFER_GRADS:
+  case BUFFER_FULL_GRADS:
     return MEM_GRADS;
   case BUFFER_STATE:
     return MEM_OPTIMIZER;
@@ -903,6 +1182,7 @@ out:
 
 static PiperStatus lower_rank(Lower *w, uint32_t index) {
   w->rank = &w->plan->ranks[index];
+  w->rank_number = index + 1;
   w->entries.n = 0;
   w->keys.n = 0;
   for (size_t i = 0; i < w->touched.n; i++) w->heads.at[w->touched.at[i]] = 0;
@@ -923,8 +1203,10 @@ static PiperStatus lower_all(Lower *w) {
   w->node_program = calloc(w->dag->n, sizeof *w->node_program);
   w->carries = calloc(intern_count(w->dag->names) + 1, sizeof *w->carries);
   w->grads_written = calloc(w->dag->buckets.n + 1, sizeof *w->grads_written);
+  w->full_written = calloc(w->dag->n, sizeof *w->full_written);
+  w->kept = calloc(w->dag->buckets.n, sizeof *w->kept);
   if (w->compute_name == 0 || w->node_program == NULL || w->carries == NULL ||
-      w->grads_written == NULL)
+      w->grads_written == NULL || w->full_written == NULL || w->kept == NULL)
     return nomem(w);
   w->carries[w->compute_name] = CARRIES_COMPUTE;
   TRY(prepare_ranks(w));
@@ -933,6 +1215,7 @@ static PiperStatus lower_all(Lower *w) {
   for (uint32_t i = 0; i <= w->dag->n; i++)
     if (!vec_push(&w->later_first, 0)) return nomem(w);
   TRY(collect_temporal(w));
+  TRY(collect_links(w));
   for (uint32_t i = 0; i < plan->n_ranks; i++) TRY(lower_rank(w, i));
   return PIPER_OK;
 }
@@ -945,7 +1228,9 @@ PiperStatus plan_lower(Plan *plan, PiperErr *err) {
   if (w.items != NULL)
     for (uint32_t i = 0; i < plan->n_ranks; i++) vec_free(&w.items[i]);
   free(w.items), free(w.rank_index), free(w.node_program), free(w.carries);
-  free(w.slots), free(w.grads_written), free(w.first_instr);
+  free(w.slots), free(w.grads_written), free(w.full_written), free(w.kept), free(w.first_instr);
+  free(w.table_slots), vec_free(&w.tables), vec_free(&w.links), vec_free(&w.link_first);
+  vec_free(&w.calls);
   vec_free(&w.bounds), vec_free(&w.program_bounds), vec_free(&w.later_first), vec_free(&w.later);
   vec_free(&w.entries), vec_free(&w.heads), vec_free(&w.touched), vec_free(&w.past);
   vec_free(&w.past_head), vec_free(&w.keys), vec_free(&w.order);

@@ -556,8 +556,11 @@ static void resolve(RankPlan *r) {
       const Access *a = &r->accesses.at[x->access_first + k];
       const uint64_t at = r->buffers.at[a->buffer].offset + a->lo;
       if (x->kind == INSTR_RUN) r->bind_offset.at[x->bind_first + k] = at;
-      else x->offset = at;
+      else if (k == 0) x->offset = at;
+      else x->part = at;
     }
+    if (instr_is_collective(x->kind) && x->n_accesses == 1)
+      x->part += x->offset; /* lowering has left its place in there */
   }
   for (size_t k = 0; k < r->buffers.n; k++) {
     const Buffer *b = &r->buffers.at[k];

@@ -247,7 +247,7 @@ static bool put_nodes(const Plan *p, Text *t) {
 }
 
 typedef struct Traffic {
-  uint64_t calls[INSTR_ALL_REDUCE + 1], bytes[INSTR_ALL_REDUCE + 1];
+  uint64_t calls[INSTR_KIND_COUNT], bytes[INSTR_KIND_COUNT];
 } Traffic;
 
 static Traffic traffic_of(const RankPlan *r) {
@@ -260,22 +260,23 @@ static Traffic traffic_of(const RankPlan *r) {
 }
 
 static bool put_instrs(const Plan *p, Text *t) {
-  uint64_t all[INSTR_ALL_REDUCE + 1] = {0}, n = 0, waits = 0, added = 0;
+  uint64_t all[INSTR_KIND_COUNT] = {0}, n = 0, waits = 0, added = 0;
   for (uint32_t r = 0; r < p->n_ranks; r++) {
     const Traffic x = traffic_of(&p->ranks[r]);
-    for (int k = 0; k <= INSTR_ALL_REDUCE; k++) all[k] += x.calls[k];
+    for (int k = 0; k < INSTR_KIND_COUNT; k++) all[k] += x.calls[k];
     n += p->ranks[r].instrs.n;
     waits += p->ranks[r].waits.n;
     added += p->ranks[r].waits_added;
   }
   List l;
-  return list_begin(&l, t, "instructions", NAME_WIDTH) &&
-         list_item(&l, "%llu", (unsigned long long)n) &&
-         list_item(&l, "run %llu", (unsigned long long)all[INSTR_RUN]) &&
-         list_item(&l, "send %llu", (unsigned long long)all[INSTR_SEND]) &&
-         list_item(&l, "recv %llu", (unsigned long long)all[INSTR_RECV]) &&
-         list_item(&l, "all_reduce %llu", (unsigned long long)all[INSTR_ALL_REDUCE]) &&
-         list_item(&l, "waits %llu (%llu for reused memory)", (unsigned long long)waits,
+  if (!list_begin(&l, t, "instructions", NAME_WIDTH) ||
+      !list_item(&l, "%llu", (unsigned long long)n))
+    return false;
+  for (int k = 0; k < INSTR_KIND_COUNT; k++)
+    if ((all[k] > 0 || k <= INSTR_ALL_REDUCE) &&
+        !list_item(&l, "%s %llu", INSTR_NAME[k], (unsigned long long)all[k]))
+      return false;
+  return list_item(&l, "waits %llu (%llu for reused memory)", (unsigned long long)waits,
                    (unsigned long long)added) &&
          put(t, "\n");
 }
@@ -347,14 +348,16 @@ static bool put_memory(const Plan *p, Text *t) {
 
 static bool put_traffic(const Plan *p, Text *t) {
   bool held = put(t, "\na step of each rank\n%-6s%9s%13s%9s%13s%13s%13s%11s%9s\n", "rank", "sends",
-                  "MiB", "recvs", "MiB", "all_reduces", "MiB", "runs", "busy");
+                  "MiB", "recvs", "MiB", "collectives", "MiB", "runs", "busy");
   for (uint32_t r = 0; held && r < p->n_ranks; r++) {
     const Traffic x = traffic_of(&p->ranks[r]);
+    uint64_t calls = 0, bytes = 0;
+    for (int k = INSTR_ALL_REDUCE; k < INSTR_KIND_COUNT; k++)
+      calls += x.calls[k], bytes += x.bytes[k];
     held = put(t, "%-6d%9llu%13.3f%9llu%13.3f%13llu%13.3f%11llu", p->ranks[r].rank,
                (unsigned long long)x.calls[INSTR_SEND], mib(x.bytes[INSTR_SEND]),
                (unsigned long long)x.calls[INSTR_RECV], mib(x.bytes[INSTR_RECV]),
-               (unsigned long long)x.calls[INSTR_ALL_REDUCE], mib(x.bytes[INSTR_ALL_REDUCE]),
-               (unsigned long long)x.calls[INSTR_RUN]);
+               (unsigned long long)calls, mib(bytes), (unsigned long long)x.calls[INSTR_RUN]);
     if (p->busy_seconds != NULL && p->predicted_seconds > 0)
       held = held && put(t, "%8.1f%%", 100 * p->busy_seconds[r] / p->predicted_seconds);
     else held = held && put(t, "%9s", "-");

@@ -1,6 +1,8 @@
 /* The first step of the proof, and the frame around all of them. */
 #include "plan/verify.h"
 
+#include "ir/bucket.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -35,6 +37,8 @@ static bool known_id(const Plan *p, const Buffer *b) {
   case BUFFER_PARAMS:
   case BUFFER_GRADS:
   case BUFFER_STATE:
+  case BUFFER_FULL_PARAMS:
+  case BUFFER_FULL_GRADS:
     return b->id > 0 && b->id < p->dag->buckets.n;
   case BUFFER_INPUT:
     return b->id < p->graph->inputs.n;
@@ -98,6 +102,29 @@ static PiperStatus check_whole_step(Verifier *v, uint32_t index, Extent *at) {
   return PIPER_OK;
 }
 
+/* A rank keeps of a bucket what ir/bucket.h says. */
+static PiperStatus check_elements(Verifier *v, uint32_t index, uint32_t k) {
+  const Plan *p = v->plan;
+  const RankPlan *r = &p->ranks[index];
+  const Buffer *b = &r->buffers.at[k];
+  const BucketId id = {b->id};
+  Share want = {0, p->dag->buckets.at[b->id].elements};
+  if (bucket_place(p->dag, id, r->rank).group == BUCKET_NOT_HELD)
+    return verify_fault(v, "rank %d has %s, a bucket that it does not hold", r->rank,
+                        verify_buffer(v, index, k).text);
+  if (b->role == BUFFER_PARAMS) want = bucket_params_kept(p->dag, id, r->rank);
+  if (b->role == BUFFER_GRADS) want = bucket_grads_kept(p->dag, id, r->rank);
+  if (b->role == BUFFER_STATE) want = bucket_updated(p->dag, id, r->rank);
+  const uint64_t bytes = (uint64_t)share_size(want) * dtype_bytes(p->options.dtype);
+  if (b->lo == want.lo && b->hi == want.hi && b->bytes == bytes) return PIPER_OK;
+  return verify_fault(v,
+                      "rank %d: %s has elements [%lld, %lld) in %llu bytes instead of "
+                      "[%lld, %lld) in %llu",
+                      r->rank, verify_buffer(v, index, k).text, (long long)b->lo, (long long)b->hi,
+                      (unsigned long long)b->bytes, (long long)want.lo, (long long)want.hi,
+                      (unsigned long long)bytes);
+}
+
 static PiperStatus check_buffers(Verifier *v, uint32_t index) {
   const RankPlan *r = &v->plan->ranks[index];
   for (uint32_t k = 0; k < r->buffers.n; k++) {
@@ -109,6 +136,7 @@ static PiperStatus check_buffers(Verifier *v, uint32_t index) {
                           r->rank, verify_buffer(v, index, k).text,
                           (unsigned long long)(b->offset + b->bytes),
                           (unsigned long long)r->arena_bytes);
+    if (buffer_is_of_bucket(b->role)) TRY(check_elements(v, index, k));
     if ((b->role == BUFFER_STEP && b->offset != r->step_offset) ||
         (b->role == BUFFER_METRICS && b->offset != r->metrics_offset) ||
         (b->role == BUFFER_SCRATCH &&
@@ -132,7 +160,7 @@ static bool in_range(uint64_t first, uint64_t n, uint64_t size) {
 static PiperStatus check_lists(Verifier *v, uint32_t index, uint32_t i) {
   const RankPlan *r = &v->plan->ranks[index];
   const Instr *x = &r->instrs.at[i];
-  if (x->kind > INSTR_ALL_REDUCE || x->node == 0 || x->node >= v->plan->dag->n ||
+  if (x->kind >= INSTR_KIND_COUNT || x->node == 0 || x->node >= v->plan->dag->n ||
       x->stream >= r->streams.n || !in_range(x->wait_first, x->n_waits, r->waits.n) ||
       !in_range(x->access_first, x->n_accesses, r->accesses.n))
     return verify_fault(v, "rank %d: instruction %u is malformed", r->rank, i);
@@ -158,8 +186,9 @@ static PiperStatus check_lists(Verifier *v, uint32_t index, uint32_t i) {
   return PIPER_OK;
 }
 
-/* The program that an instruction has to run; 0: no such instruction. */
-static PiperStatus program_of(Verifier *v, const Instr *x, int64_t samples, uint32_t *id) {
+/* The program that an instruction of a rank has to run; 0: no such instruction. */
+static PiperStatus program_of(Verifier *v, int32_t rank, const Instr *x, int64_t samples,
+                              uint32_t *id) {
   const Dag *d = v->plan->dag;
   Programs *p = v->plan->programs;
   const BucketId bucket = {d->bucket[x->node]};
@@ -171,9 +200,9 @@ static PiperStatus program_of(Verifier *v, const Instr *x, int64_t samples, uint
   case NODE_COUNT:
     return programs_targets(p, (ChunkId){d->chunk[x->node]}, samples, id, v->err);
   case NODE_NORM:
-    return programs_norm(p, bucket, id, v->err);
+    return programs_norm(p, bucket, bucket_updated(d, bucket, rank), id, v->err);
   case NODE_UPDATE:
-    return programs_update(p, bucket, id, v->err);
+    return programs_update(p, bucket, bucket_updated(d, bucket, rank), id, v->err);
   default:
     break;
   }
@@ -201,9 +230,9 @@ static bool bound_to(const Plan *p, const Binding *b, ChunkId chunk, const Buffe
   case BIND_COUNTS:
     return x->role == BUFFER_COUNTS && x->id == b->chunk.i;
   case BIND_PARAM:
-    return x->role == BUFFER_PARAMS && x->id == b->bucket.i;
+    return (x->role == BUFFER_PARAMS || x->role == BUFFER_FULL_PARAMS) && x->id == b->bucket.i;
   case BIND_PGRAD:
-    return x->role == BUFFER_GRADS && x->id == b->bucket.i;
+    return (x->role == BUFFER_GRADS || x->role == BUFFER_FULL_GRADS) && x->id == b->bucket.i;
   case BIND_STATE:
     return x->role == BUFFER_STATE && x->id == b->bucket.i && x->slot == b->slot;
   case BIND_INPUT:
@@ -217,9 +246,12 @@ static bool bound_to(const Plan *p, const Binding *b, ChunkId chunk, const Buffe
   return false;
 }
 
-/* Samples [lo, hi) of what the binding names lie where the access says. */
+/* What the binding names lies where the access says: samples [lo, hi), or elements of a bucket from
+ * 'element' on. */
 static bool right_samples(const Plan *p, const Binding *b, const Buffer *x, const Access *a,
-                          int64_t lo, int64_t hi) {
+                          int64_t lo, int64_t hi, int64_t element) {
+  if (buffer_is_of_bucket(x->role))
+    return x->lo <= element && a->lo == (uint64_t)(element - x->lo) * dtype_bytes(p->options.dtype);
   switch ((BindKind)b->kind) {
   case BIND_INPUT:
   case BIND_VALUE:
@@ -257,7 +289,7 @@ static PiperStatus check_run(Verifier *v, uint32_t index, uint32_t i) {
   }
   if (compute || !zeroes(program)) {
     uint32_t id;
-    TRY(program_of(v, x, hi - lo, &id));
+    TRY(program_of(v, r->rank, x, hi - lo, &id));
     if (id != x->program)
       return verify_fault(v, "%s runs the program of another node", verify_label(v, index, i).text);
   }
@@ -269,12 +301,17 @@ static PiperStatus check_run(Verifier *v, uint32_t index, uint32_t i) {
       r->bind_first_write.n != r->bind_offset.n)
     return verify_fault(v, "%s does not bind what its program needs",
                         verify_label(v, index, i).text);
+  const BucketId bucket = {d->bucket[x->node]};
+  const int64_t element = compute || bucket.i == 0
+                              ? 0
+                              : bucket_updated(d, bucket, r->rank).lo; /* that bindings begin at */
   for (uint32_t k = 0; k < x->n_accesses; k++) {
     const Binding *b = &program->bindings[k];
     const Access *a = &r->accesses.at[x->access_first + k];
     const Buffer *buffer = &r->buffers.at[a->buffer];
+    const int64_t first = !compute && zeroes(program) ? buffer->lo : element;
     const char *what = !bound_to(p, b, (ChunkId){d->chunk[x->node]}, buffer) ? "the wrong buffer"
-                       : !right_samples(p, b, buffer, a, lo, hi)             ? "the wrong samples"
+                       : !right_samples(p, b, buffer, a, lo, hi, first)      ? "the wrong samples"
                        : a->write != ((b->access & BIND_WRITE) != 0)         ? "the wrong access"
                        : a->hi - a->lo != b->bytes                           ? "the wrong size"
                        : r->bind_offset.at[x->bind_first + k] != buffer->offset + a->lo
@@ -303,11 +340,67 @@ static PiperStatus check_scratch(Verifier *v, uint32_t index, uint32_t i, uint32
                       verify_label(v, index, *user).text, verify_label(v, index, i).text);
 }
 
+/* The second access of a collective: where the sum goes or the share comes from, if not in place. */
+static PiperStatus check_part(Verifier *v, uint32_t index, uint32_t i, Share mine) {
+  const Plan *p = v->plan;
+  const RankPlan *r = &p->ranks[index];
+  const Instr *x = &r->instrs.at[i];
+  const uint64_t element = dtype_bytes(x->dtype);
+  uint64_t at = x->offset + (uint64_t)mine.lo * element;
+  if (x->n_accesses == 2) {
+    const Access *a = &r->accesses.at[x->access_first + 1];
+    const Buffer *b = &r->buffers.at[a->buffer];
+    const Buffer *full = &r->buffers.at[r->accesses.at[x->access_first].buffer];
+    at = b->offset + a->lo;
+    const bool gather = x->kind == INSTR_ALL_GATHER;
+    if (b->role != (gather ? BUFFER_PARAMS : BUFFER_GRADS) ||
+        full->role != (gather ? BUFFER_FULL_PARAMS : BUFFER_FULL_GRADS) || b->id != full->id ||
+        a->write == gather || a->hi - a->lo != (uint64_t)share_size(mine) * element ||
+        b->lo + (int64_t)(a->lo / element) != mine.lo)
+      return verify_fault(v, "%s has the wrong part of %s", verify_label(v, index, i).text,
+                          verify_buffer(v, index, a->buffer).text);
+  }
+  if (x->part != at)
+    return verify_fault(v, "%s has its part at the wrong address", verify_label(v, index, i).text);
+  return PIPER_OK;
+}
+
+static PiperStatus check_collective(Verifier *v, uint32_t index, uint32_t i, const Buffer *b) {
+  const Plan *p = v->plan;
+  const RankPlan *r = &p->ranks[index];
+  const Instr *x = &r->instrs.at[i];
+  const DevSets *sets = p->dag->devsets;
+  const int32_t me =
+      x->group < devsets_count(sets) ? devsets_position(sets, x->group, r->rank) : -1;
+  if (me < 0)
+    return verify_fault(v, "%s is a collective of other ranks", verify_label(v, index, i).text);
+  const bool sums = b->role == BUFFER_METRICS || b->role == BUFFER_COUNTS;
+  if (!sums && !buffer_is_of_bucket(b->role))
+    return verify_fault(v, "%s works on %s", verify_label(v, index, i).text,
+                        verify_buffer(v, index, r->accesses.at[x->access_first].buffer).text);
+  const DType dtype = sums ? DT_F64 : p->options.dtype;
+  const uint64_t element = dtype_bytes(dtype);
+  if (x->dtype != dtype || x->bytes % element != 0)
+    return verify_fault(v, "%s has the wrong type", verify_label(v, index, i).text);
+  Share mine = {0, (int64_t)(x->bytes / element)};
+  if (x->kind != INSTR_ALL_REDUCE) {
+    const uint32_t n = devsets_size(sets, x->group);
+    if (!in_range(x->share_first, n, p->shares.n))
+      return verify_fault(v, "%s has no shares", verify_label(v, index, i).text);
+    mine = p->shares.at[x->share_first + (uint32_t)me];
+    if (mine.lo < 0 || mine.lo > mine.hi || (uint64_t)mine.hi * element > x->bytes)
+      return verify_fault(v, "%s has a share outside of what it is about",
+                          verify_label(v, index, i).text);
+  }
+  return check_part(v, index, i, mine);
+}
+
 static PiperStatus check_comm(Verifier *v, uint32_t index, uint32_t i) {
   const Plan *p = v->plan;
   const RankPlan *r = &p->ranks[index];
   const Instr *x = &r->instrs.at[i];
-  if (x->n_accesses != 1)
+  const bool collective = instr_is_collective(x->kind);
+  if (x->n_accesses != 1 && !(collective && x->n_accesses == 2))
     return verify_fault(v, "%s has %u buffers instead of 1", verify_label(v, index, i).text,
                         x->n_accesses);
   const Access *a = &r->accesses.at[x->access_first];
@@ -317,21 +410,12 @@ static PiperStatus check_comm(Verifier *v, uint32_t index, uint32_t i) {
                         verify_buffer(v, index, a->buffer).text);
   if (a->write != (x->kind != INSTR_SEND))
     return verify_fault(v, "%s has the wrong access", verify_label(v, index, i).text);
-  if (x->kind == INSTR_ALL_REDUCE) {
-    if (x->group == 0 || x->group >= devsets_count(p->dag->devsets) ||
-        devsets_position(p->dag->devsets, x->group, r->rank) < 0)
-      return verify_fault(v, "%s is a collective of other ranks", verify_label(v, index, i).text);
-    const bool sums = b->role == BUFFER_METRICS || b->role == BUFFER_COUNTS;
-    const DType dtype = sums ? DT_F64 : p->options.dtype;
-    if (x->dtype != dtype || x->bytes % dtype_bytes(dtype) != 0)
-      return verify_fault(v, "%s has the wrong type", verify_label(v, index, i).text);
-  } else {
-    if (x->peer == r->rank || plan_rank(p, x->peer) == NULL)
-      return verify_fault(v, "%s has no such peer", verify_label(v, index, i).text);
-    if (b->role != BUFFER_VALUE && b->role != BUFFER_GRAD)
-      return verify_fault(v, "%s moves %s", verify_label(v, index, i).text,
-                          verify_buffer(v, index, a->buffer).text);
-  }
+  if (collective) return check_collective(v, index, i, b);
+  if (x->peer == r->rank || plan_rank(p, x->peer) == NULL)
+    return verify_fault(v, "%s has no such peer", verify_label(v, index, i).text);
+  if (b->role != BUFFER_VALUE && b->role != BUFFER_GRAD)
+    return verify_fault(v, "%s moves %s", verify_label(v, index, i).text,
+                        verify_buffer(v, index, a->buffer).text);
   return PIPER_OK;
 }
 

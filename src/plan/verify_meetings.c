@@ -128,7 +128,7 @@ static PiperStatus count_turns(Meet *m) {
       while (turns.n <= l)
         if (!vec_push(&turns, 0) || !vec_push(&first_rank, NONE)) goto nomem;
       m->line[g] = l;
-      if (x->kind != INSTR_ALL_REDUCE) {
+      if (!instr_is_collective(x->kind)) {
         m->turn[g] = m->lines.at[l].n[x->kind == INSTR_RECV]++;
       } else {
         m->turn[g] = turns.at[l]++;
@@ -206,6 +206,11 @@ static Cargo cargo_of(const Verifier *v, uint32_t g) {
 
 static bool same_cargo(const Verifier *v, const Cargo *a, const Cargo *b) {
   if (a->buffer->role != b->buffer->role || a->buffer->id != b->buffer->id) return false;
+  if (buffer_is_of_bucket(a->buffer->role)) {
+    const int64_t element = (int64_t)dtype_bytes(v->plan->options.dtype);
+    return a->buffer->slot == b->buffer->slot &&
+           a->buffer->lo + (int64_t)a->lo / element == b->buffer->lo + (int64_t)b->lo / element;
+  }
   if (a->buffer->role != BUFFER_VALUE && a->buffer->role != BUFFER_GRAD) return true;
   const Tensor *t = &v->plan->dag->tensors.at[a->buffer->id];
   if (!graph_value(v->plan->graph, t->value)->shape.batched) return true; /* device to device */
@@ -223,11 +228,48 @@ static PiperStatus check_pair(Verifier *v, uint32_t g, uint32_t h) {
                         label_at(v, g).text, label_at(v, h).text,
                         verify_buffer(v, a.rank_index, a.buffer_index).text,
                         verify_buffer(v, b.rank_index, b.buffer_index).text);
+  if (instr_is_collective(x->kind) &&
+      (x->kind != y->kind || x->adds != y->adds || x->n_accesses != y->n_accesses))
+    return verify_fault(v, "%s and %s, which meet, do different things", label_at(v, g).text,
+                        label_at(v, h).text);
   if (x->bytes != y->bytes || x->dtype != y->dtype)
     return verify_fault(v, "%s has %llu bytes and meets %s, which has %llu", label_at(v, g).text,
                         (unsigned long long)x->bytes, label_at(v, h).text,
                         (unsigned long long)y->bytes);
   return PIPER_OK;
+}
+
+static int by_lo(const void *a, const void *b) {
+  const Share *x = a, *y = b;
+  if (x->lo != y->lo) return x->lo < y->lo ? -1 : 1;
+  return (x->hi > y->hi) - (x->hi < y->hi);
+}
+
+/* All members divide alike, and the shares cover the elements once. */
+static PiperStatus check_shares(Verifier *v, const uint32_t *members, uint32_t n) {
+  const Instr *x = instr_at(v, members[0]);
+  const Share *shares = v->plan->shares.at + x->share_first;
+  if (x->kind == INSTR_ALL_REDUCE) return PIPER_OK;
+  for (uint32_t k = 1; k < n; k++) {
+    const Instr *y = instr_at(v, members[k]);
+    if (y->share_first != x->share_first &&
+        memcmp(shares, v->plan->shares.at + y->share_first, n * sizeof *shares) != 0)
+      return verify_fault(v, "%s and %s, which meet, divide differently",
+                          label_at(v, members[0]).text, label_at(v, members[k]).text);
+  }
+  Share *sorted = malloc(n * sizeof *sorted);
+  if (sorted == NULL) return verify_nomem(v);
+  memcpy(sorted, shares, n * sizeof *sorted);
+  qsort(sorted, n, sizeof *sorted, by_lo);
+  int64_t end = 0;
+  bool cover = true;
+  for (uint32_t k = 0; k < n; k++) {
+    cover = cover && sorted[k].lo == end;
+    end = sorted[k].hi;
+  }
+  free(sorted);
+  if (cover && (uint64_t)end * dtype_bytes(x->dtype) == x->bytes) return PIPER_OK;
+  return verify_fault(v, "the shares of %s do not cover it once", label_at(v, members[0]).text);
 }
 
 static PiperStatus check_events(Meet *m) {
@@ -243,6 +285,7 @@ static PiperStatus check_events(Meet *m) {
           label_at(v, g).text, instr_at(v, g)->kind == INSTR_SEND ? "recv" : "send", line->n[0],
           line->n[1], intern_text(m->names, line->name), line->a, line->b);
     for (uint32_t k = first + 1; k < end; k++) TRY(check_pair(v, g, v->members[k]));
+    if (line->b == NONE) TRY(check_shares(v, v->members + first, end - first));
   }
   return PIPER_OK;
 }

@@ -151,7 +151,7 @@ static PiperStatus search(Verifier *v, uint32_t now, uint32_t then, bool *found)
       if (s == then) *found = true;
       const uint32_t r = v->rank_of[s];
       const uint8_t kind = v->plan->ranks[r].instrs.at[s - v->first[r]].kind;
-      const bool all = kind == INSTR_SEND || kind == INSTR_ALL_REDUCE;
+      const bool all = kind == INSTR_SEND || instr_is_collective(kind);
       const uint32_t e = v->event[s];
       for (uint32_t m = v->member_first[e]; m < v->member_first[e + 1]; m++) {
         const uint32_t x = v->members[m];

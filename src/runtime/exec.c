@@ -31,7 +31,7 @@ static int group_compare(const void *pa, const void *pb) {
 static ExecGroup group_of(const RankExec *x, const Instr *i) {
   const DevSets *sets = x->plan->dag->devsets;
   ExecGroup g = {.name = x->rank->streams.at[i->stream].name, .n = 2};
-  if (i->kind == INSTR_ALL_REDUCE) {
+  if (instr_is_collective(i->kind)) {
     g.list = devsets_ranks(sets, i->group);
     g.n = devsets_size(sets, i->group);
   } else {
@@ -89,14 +89,13 @@ static PiperStatus make_streams(RankExec *x, PiperErr *err) {
 static PiperStatus find_buckets(RankExec *x, PiperErr *err) {
   const RankPlan *r = x->rank;
   const size_t n = x->plan->dag->buckets.n;
-  x->params_at = malloc((n + 1) * sizeof *x->params_at);
-  x->grads_at = malloc((n + 1) * sizeof *x->grads_at);
-  if (x->params_at == NULL || x->grads_at == NULL) return err_nomem(err, "rank");
-  for (size_t i = 0; i <= n; i++) x->params_at[i] = x->grads_at[i] = EXEC_NOT_HERE;
+  x->params = calloc(n + 1, sizeof *x->params);
+  x->grads = calloc(n + 1, sizeof *x->grads);
+  if (x->params == NULL || x->grads == NULL) return err_nomem(err, "rank");
   for (size_t i = 0; i < r->buffers.n; i++) {
     const Buffer *b = &r->buffers.at[i];
-    if (b->role == BUFFER_PARAMS) x->params_at[b->id] = b->offset;
-    if (b->role == BUFFER_GRADS) x->grads_at[b->id] = b->offset;
+    if (b->role == BUFFER_PARAMS) x->params[b->id] = b;
+    if (b->role == BUFFER_GRADS) x->grads[b->id] = b;
   }
   return PIPER_OK;
 }
@@ -168,6 +167,39 @@ static PiperStatus enqueue_run(RankExec *x, uint32_t index, PiperErr *err) {
   return x->device->ops->run(x->streams[i->stream], &x->runs[index], index, err);
 }
 
+/* The members' shares of what a collective is about. */
+static PiperStatus find_shares(const RankExec *x, const Instr *i, const Share **out,
+                               PiperErr *err) {
+  const uint32_t n = devsets_size(x->plan->dag->devsets, i->group);
+  if (i->share_first > x->plan->shares.n || n > x->plan->shares.n - i->share_first)
+    return err_set(err, PIPER_EBUG, "it has no shares");
+  *out = x->plan->shares.at + i->share_first;
+  return PIPER_OK;
+}
+
+static PiperStatus enqueue_collective(RankExec *x, uint32_t index, PiperErr *err) {
+  const Instr *i = &x->rank->instrs.at[index];
+  const CommOps *comm = x->comm->ops;
+  const uint64_t element = dtype_bytes(i->dtype);
+  CommGroup *g = group_handle(x, i);
+  DeviceStream *s = x->streams[i->stream];
+  unsigned char *at = x->arena + i->offset, *part = x->arena + i->part;
+  const Share *shares = NULL;
+  if (element == 0) return err_set(err, PIPER_EBUG, "a sum of no type");
+  const CommSum sum = {
+      .buf = at, .into = part, .add = i->adds, .count = i->bytes / element, .dtype = i->dtype};
+  if (i->kind == INSTR_ALL_REDUCE) {
+    TRY(in_arena(x, i->part, i->bytes, err));
+    return comm->all_reduce(g, s, &sum, index, err);
+  }
+  TRY(find_shares(x, i, &shares, err));
+  const int32_t me = devsets_position(x->plan->dag->devsets, i->group, x->rank->rank);
+  TRY(in_arena(x, i->part, (uint64_t)share_size(shares[me]) * element, err));
+  if (i->kind == INSTR_REDUCE_SCATTER) return comm->reduce_scatter(g, s, &sum, shares, index, err);
+  const CommGather gather = {.from = part, .buf = at, .count = sum.count, .dtype = sum.dtype};
+  return comm->all_gather(g, s, &gather, shares, index, err);
+}
+
 static PiperStatus enqueue(RankExec *x, uint32_t index, PiperErr *err) {
   const RankPlan *r = x->rank;
   const Instr *i = &r->instrs.at[index];
@@ -175,9 +207,7 @@ static PiperStatus enqueue(RankExec *x, uint32_t index, PiperErr *err) {
   const CommOps *comm = x->comm->ops;
   DeviceStream *s = x->streams[i->stream];
   unsigned char *at = x->arena + i->offset;
-  const size_t element = i->kind == INSTR_ALL_REDUCE ? dtype_bytes(i->dtype) : 1;
   if (i->kind != INSTR_RUN) TRY(in_arena(x, i->offset, i->bytes, err));
-  if (element == 0) return err_set(err, PIPER_EBUG, "a sum of no type");
   for (uint32_t w = 0; w < i->n_waits; w++) {
     DeviceEvent *e = x->events[r->waits.at[i->wait_first + w]];
     if (e == NULL) return err_set(err, PIPER_EBUG, "waits for an instruction that does not signal");
@@ -194,7 +224,11 @@ static PiperStatus enqueue(RankExec *x, uint32_t index, PiperErr *err) {
     TRY(comm->recv(group_handle(x, i), s, at, i->bytes, index, err));
     break;
   case INSTR_ALL_REDUCE:
-    TRY(comm->all_reduce(group_handle(x, i), s, at, i->bytes / element, i->dtype, index, err));
+  case INSTR_REDUCE_SCATTER:
+  case INSTR_ALL_GATHER:
+    TRY(enqueue_collective(x, index, err));
+    break;
+  case INSTR_KIND_COUNT:
     break;
   }
   return i->signals ? dev->record(s, x->events[index], err) : PIPER_OK;
@@ -219,8 +253,8 @@ PiperStatus exec_capture(RankExec *x, PiperErr *err) {
 void exec_close(RankExec *x) {
   if (x->comm != NULL) x->comm->ops->close(x->comm);
   if (x->device != NULL) x->device->ops->close(x->device);
-  free(x->params_at);
-  free(x->grads_at);
+  free(x->params);
+  free(x->grads);
   free(x->groups);
   free(x->streams);
   free(x->events);

@@ -6,8 +6,6 @@
 #include "device/device.h"
 #include "plan/plan.h"
 
-#define EXEC_NOT_HERE UINT64_MAX
-
 typedef struct RankExec {
   const Plan *plan;
   const RankPlan *rank;
@@ -18,7 +16,7 @@ typedef struct RankExec {
   DeviceEvent **events;   /* by instruction; NULL: it signals nothing */
   KernelRun *runs;        /* by instruction */
   unsigned char **bases;  /* by index into rank->bind_offset */
-  uint64_t *params_at, *grads_at; /* by bucket: where its buffers lie; EXEC_NOT_HERE */
+  const Buffer **params, **grads; /* by bucket: what the rank keeps of it; NULL: nothing */
   struct ExecGroup *groups;
   uint32_t n_groups;
   uint32_t n_programs;

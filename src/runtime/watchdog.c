@@ -82,8 +82,11 @@ static bool alike(const Look *l, uint32_t rank, uint32_t i, uint32_t peer, uint3
     return b->kind == (a->kind == INSTR_SEND ? INSTR_RECV : INSTR_SEND) &&
            a->peer == l->ranks[peer].rank->rank && b->peer == l->ranks[rank].rank->rank;
   case INSTR_ALL_REDUCE:
-    return b->kind == INSTR_ALL_REDUCE && a->group == b->group;
+  case INSTR_REDUCE_SCATTER:
+  case INSTR_ALL_GATHER:
+    return b->kind == a->kind && a->group == b->group;
   case INSTR_RUN:
+  case INSTR_KIND_COUNT:
     break;
   }
   return false;
@@ -117,7 +120,7 @@ static void look_at_peers(Look *l, Where *w) {
   const Instr *i = instr_at(l, w->rank, w->instr);
   for (uint32_t peer = 0; peer < l->plan->n_ranks; peer++) {
     const int32_t number = l->ranks[peer].rank->rank;
-    const bool member = i->kind == INSTR_ALL_REDUCE
+    const bool member = instr_is_collective(i->kind)
                             ? devsets_position(l->plan->dag->devsets, i->group, number) >= 0
                             : i->peer == number;
     uint32_t other;

@@ -1,4 +1,4 @@
-/* Point to point and all_reduce between ranks that are threads, in all orders of arrival. */
+/* Point to point and collectives between ranks that are threads, in all orders of arrival. */
 #include "lib/ranks.h"
 
 static PiperErr err;
@@ -13,7 +13,9 @@ static const int32_t FORTH[] = {0, 1}, BACK[] = {1, 0};
 #define RECV(g, s, x, n, label)                                                                    \
   ranks_need(COMM_LOCAL.recv((g), (s), (x), (n) * sizeof *(x), (label), &err), &err)
 #define REDUCE(g, s, x, n, type, label)                                                            \
-  ranks_need(COMM_LOCAL.all_reduce((g), (s), (x), (n), (type), (label), &err), &err)
+  ranks_need(                                                                                      \
+      COMM_LOCAL.all_reduce((g), (s), &(CommSum){(x), (x), false, (n), (type)}, (label), &err),    \
+      &err)
 
 static float *floats(size_t n) {
   float *x = calloc(n + 1, sizeof *x);
@@ -258,6 +260,120 @@ static void failure(uint32_t label, const char *where) {
   is_int(t.failed_label, label, "with its instruction");
 }
 
+static double get(const void *x, DType type, int64_t i) {
+  return type == DT_F32 ? (double)((const float *)x)[i] : ((const double *)x)[i];
+}
+
+static void set(void *x, DType type, int64_t i, double v) {
+  if (type == DT_F32) ((float *)x)[i] = (float)v;
+  else ((double *)x)[i] = v;
+}
+
+/* The sum of element i of buffer k over the list, in its order and type. */
+static double sum_of(const int32_t *list, uint32_t n, DType type, int64_t i, int key) {
+  float f = (float)number(list[0], (size_t)i, key);
+  double d = number(list[0], (size_t)i, key);
+  for (uint32_t j = 1; j < n; j++) {
+    f += (float)number(list[j], (size_t)i, key);
+    d += number(list[j], (size_t)i, key);
+  }
+  return type == DT_F32 ? (double)f : d;
+}
+
+/* One step of every collective that works on shares. 'falling': the first member has the last share;
+ * otherwise all is the third member's, or nearly. */
+static void shares(const int32_t *list, uint32_t n, int64_t count, DType type, bool falling,
+                   unsigned jitter_us, int steps) {
+  enum { SCATTER, SCATTER_ADD, IN_PLACE, REDUCE_ADD, GATHER, GATHER_IN_PLACE, K };
+  const size_t size = dtype_bytes(type);
+  Share cut[RANKS_MAX];
+  Ranks t;
+  unsigned char *buf[RANKS_MAX][K], *part[RANKS_MAX];
+  bool right = true;
+  for (uint32_t j = 0; j < n; j++) {
+    cut[j] = share_of(count, falling ? n - 1 - j : j, n);
+    if (!falling && n > 2) cut[j] = (Share){j <= 2 ? 0 : count, j < 2 ? 0 : count};
+  }
+  ranks_open(&t, (int)n);
+  t.jitter_us = jitter_us;
+  CommGroup *g[RANKS_MAX];
+  DeviceStream *s[RANKS_MAX];
+  for (uint32_t r = 0; r < n; r++) {
+    ranks_stream(&t, (int)r, "default_stream", DEVICE_STREAM_COMPUTE);
+    s[r] = ranks_stream(&t, (int)r, "dp", DEVICE_STREAM_COMM);
+    g[r] = ranks_group(&t, (int)r, "dp", list, n);
+    for (int k = 0; k < K; k++) buf[r][k] = calloc((size_t)count + 1, size);
+    part[r] = calloc(3 * ((size_t)count + 1), size);
+  }
+  ranks_connect(&t);
+  ranks_capture(&t);
+  for (uint32_t r = 0; r < n; r++) {
+    uint32_t me = 0;
+    while (list[me] != (int32_t)r) me++;
+    const size_t lo = (size_t)cut[me].lo * size, whole = ((size_t)count + 1) * size;
+    unsigned char *const into = part[r], *const all = part[r] + whole, *const from = all + whole;
+    const uint64_t c = (uint64_t)count;
+    const CommSum scatter = {buf[r][SCATTER], into, false, c, type},
+                  add = {buf[r][SCATTER_ADD], into, true, c, type},
+                  in_place = {buf[r][IN_PLACE], buf[r][IN_PLACE] + lo, false, c, type},
+                  reduce = {buf[r][REDUCE_ADD], all, true, c, type};
+    const CommGather gather = {from, buf[r][GATHER], c, type},
+                     gather_in_place = {buf[r][GATHER_IN_PLACE] + lo, buf[r][GATHER_IN_PLACE], c,
+                                        type};
+    ranks_need(COMM_LOCAL.reduce_scatter(g[r], s[r], &scatter, cut, 0, &err), &err);
+    ranks_need(COMM_LOCAL.all_reduce(g[r], s[r], &reduce, 1, &err), &err);
+    ranks_need(COMM_LOCAL.reduce_scatter(g[r], s[r], &add, cut, 2, &err), &err);
+    ranks_need(COMM_LOCAL.all_gather(g[r], s[r], &gather, cut, 3, &err), &err);
+    ranks_need(COMM_LOCAL.reduce_scatter(g[r], s[r], &in_place, cut, 4, &err), &err);
+    ranks_need(COMM_LOCAL.all_gather(g[r], s[r], &gather_in_place, cut, 5, &err), &err);
+  }
+  ranks_captured(&t);
+  for (int step = 0; step < steps && right; step++) {
+    for (uint32_t r = 0; r < n; r++)
+      for (int64_t i = 0; i < count; i++) {
+        for (int k = 0; k < K; k++) set(buf[r][k], type, i, number((int)r, (size_t)i, step + k));
+        set(part[r] + ((size_t)count + 1) * size, type, i, (int)r);
+        set(part[r] + 2 * ((size_t)count + 1) * size, type, i, number((int)r, (size_t)i, step - 1));
+      }
+    right = ranks_step(&t);
+    for (uint32_t j = 0; j < n && right; j++) {
+      const uint32_t r = (uint32_t)list[j];
+      const unsigned char *all = part[r] + ((size_t)count + 1) * size;
+      for (int64_t i = cut[j].lo; i < cut[j].hi; i++) {
+        const double first = sum_of(list, n, type, i, step + SCATTER);
+        const double second = sum_of(list, n, type, i, step + SCATTER_ADD);
+        const double both =
+            type == DT_F32 ? (double)((float)first + (float)second) : first + second;
+        right = right && get(part[r], type, i - cut[j].lo) == both &&
+                get(buf[r][IN_PLACE], type, i) == sum_of(list, n, type, i, step + IN_PLACE);
+      }
+      for (uint32_t m = 0; m < n; m++)
+        for (int64_t i = cut[m].lo; i < cut[m].hi; i++) {
+          float f = (float)number(list[m], (size_t)(i - cut[m].lo), step - 1);
+          double d = number(list[m], (size_t)(i - cut[m].lo), step - 1);
+          right = right && get(buf[r][GATHER], type, i) == (type == DT_F32 ? (double)f : d);
+          f = (float)number(list[m], (size_t)i, step + GATHER_IN_PLACE);
+          d = number(list[m], (size_t)i, step + GATHER_IN_PLACE);
+          right =
+              right && get(buf[r][GATHER_IN_PLACE], type, i) == (type == DT_F32 ? (double)f : d);
+        }
+      for (int64_t i = 0; i < count; i++) {
+        const double sum = sum_of(list, n, type, i, step + REDUCE_ADD);
+        const double want = type == DT_F32 ? (double)((float)r + (float)sum) : (double)r + sum;
+        right = right && get(all, type, i) == want;
+      }
+    }
+  }
+  ok(right,
+     "%u ranks, %lld elements of %s in %s shares: scattered, added, gathered, in place and not",
+     (unsigned)n, (long long)count, dtype_name(type), falling ? "falling" : "odd");
+  ranks_close(&t);
+  for (uint32_t r = 0; r < n; r++) {
+    for (int k = 0; k < K; k++) free(buf[r][k]);
+    free(part[r]);
+  }
+}
+
 static void mismatches(void) {
   static float x[2][64];
   Ranks t;
@@ -278,9 +394,28 @@ static void mismatches(void) {
   ok(COMM_LOCAL.recv(a, q[0], x[0], 64, 0, NULL) != PIPER_OK, "the source cannot receive");
   ok(COMM_LOCAL.send(b, q[1], x[0], 64, 0, NULL) != PIPER_OK, "the destination cannot send");
   REDUCE(a, q[0], x[0], 64, DT_F32, 1);
-  ok(COMM_LOCAL.all_reduce(b, q[1], x[1], 32, DT_F64, 1, NULL) != PIPER_OK, "types differ");
-  ok(COMM_LOCAL.all_reduce(b, q[1], x[1], 32, DT_F32, 1, NULL) != PIPER_OK, "counts differ");
-  ok(COMM_LOCAL.all_reduce(b, q[1], x[1], 64, DT_I32, 1, NULL) != PIPER_OK, "no sum of integers");
+  ok(COMM_LOCAL.all_reduce(b, q[1], &(CommSum){x[1], x[1], false, 32, DT_F64}, 1, NULL) != PIPER_OK,
+     "types differ");
+  ok(COMM_LOCAL.all_reduce(b, q[1], &(CommSum){x[1], x[1], false, 32, DT_F32}, 1, NULL) != PIPER_OK,
+     "counts differ");
+  ok(COMM_LOCAL.all_reduce(b, q[1], &(CommSum){x[1], x[1], false, 64, DT_I32}, 1, NULL) != PIPER_OK,
+     "no sum of integers");
+  const CommSum sum = {x[1], x[1], false, 64, DT_F32};
+  const Share halves[] = {{0, 32}, {32, 64}}, gap[] = {{0, 32}, {33, 64}},
+              twice[] = {{0, 32}, {0, 32}};
+  e = (PiperErr){PIPER_OK, ""};
+  ok(COMM_LOCAL.reduce_scatter(b, q[1], &sum, halves, 1, &e) != PIPER_OK, "kinds differ");
+  is_str(e.text, "pp/F, collective 1: rank 1 makes it reduce_scatter, another rank all_reduce",
+         "and the message says so");
+  REDUCE(b, q[1], x[1], 64, DT_F32, 1);
+  e = (PiperErr){PIPER_OK, ""};
+  ok(COMM_LOCAL.reduce_scatter(b, q[1], &sum, gap, 2, &e) != PIPER_OK, "shares with a gap");
+  is_str(e.text, "pp/F, reduce_scatter 2: the shares do not cover its 64 elements once", "say so");
+  ok(COMM_LOCAL.reduce_scatter(b, q[1], &sum, twice, 2, NULL) != PIPER_OK, "shares that overlap");
+  ranks_need(COMM_LOCAL.reduce_scatter(b, q[1], &sum, halves, 2, &err), &err);
+  const Share others[] = {{0, 31}, {31, 64}};
+  const CommSum mine = {x[0], x[0], false, 64, DT_F32};
+  ok(COMM_LOCAL.reduce_scatter(a, q[0], &mine, others, 2, NULL) != PIPER_OK, "shares that differ");
   ranks_close(&t);
 
   ranks_open(&t, 2);
@@ -307,6 +442,14 @@ int main(void) {
     sums(eight, 8, 20000, DT_F32, 100, 5, single);
     sums(alone, 1, 100, DT_F64, 0, 10, single);
     sums(two, 2, 0, DT_F32, 0, 10, single);
+  }
+  for (int falling = 0; falling < 2; falling++) {
+    shares(two, 2, 1000, DT_F32, falling, 0, 100);
+    shares(three, 3, 40003, DT_F64, falling, 200, 5);
+    shares(eight, 8, 3, DT_F32, falling, 100, 20); /* fewer elements than ranks */
+    shares(eight, 8, 20001, DT_F32, falling, 0, 5);
+    shares(alone, 1, 100, DT_F64, falling, 0, 5);
+    shares(two, 2, 0, DT_F32, falling, 0, 5);
   }
   ring(0, 500);
   ring(300, 100);

@@ -8,7 +8,8 @@ static const char EVERYTHING[] =
     "dag batch=24 dims=1\n"
     "bucket 1 [w0] chunk=1 trained holders=0-1 replicated reduce_stream=dp_stream "
     "line=\"a.lua:3\"\n"
-    "bucket 2 [w1]\n"
+    "bucket 2 [w1] holders=0-2 group=0-1 group=2 zero=3 per_microbatch prefetch=2 keep=64 "
+    "gather_stream=ag\n"
     "1 compute F chunk=1 samples=0:12 devs=0-1 stream=default_stream tags={MB=0,PP=0} "
     "line=\"a.lua:4\"\n"
     "2 compute F chunk=2 samples=12:24 devs=2 tags={\"M B\"=0} mb=1 order=1 group=2 member=3 <- "
@@ -23,7 +24,9 @@ static const char EVERYTHING[] =
     "10 update bucket=1 devs=0-1 <- 7:bucket(1), 11:metrics\n"
     "11 all_reduce tensor=metrics devs=0-2 <- 9:metrics\n"
     "12 count chunk=2 samples=0:12 devs=2\n"
-    "13 all_reduce tensor=counts(2) devs=2 <- 12:counts(2)\n";
+    "13 all_reduce tensor=counts(2) devs=2 <- 12:counts(2)\n"
+    "14 reduce_scatter B chunk=2 bucket=2 tensor=bucket(2) devs=0-1 mb=1 <- 4:bucket(2)\n"
+    "15 all_gather bucket=2 tensor=params(2) devs=0-1 <- 10:params(2)\n";
 
 static void prints(const Graph *g, const char *text, const char *want, const char *name) {
   PiperErr err = {0};
@@ -41,7 +44,7 @@ static void fields(const Graph *g) {
   PiperErr err = {0};
   Dag *d;
   if (dag_parse(g, EVERYTHING, &d, &err) != PIPER_OK) bail(err.text);
-  is_int(d->n, 14, "nodes");
+  is_int(d->n, 16, "nodes");
   is_int(d->batch, 24, "batch");
   is_int(d->n_dims, 1, "splits");
   ok(d->kind[2] == NODE_COMPUTE && d->pass[2] == PASS_F && d->chunk[2] == 2, "kind, pass, chunk");
@@ -55,9 +58,14 @@ static void fields(const Graph *g) {
   const Bucket *b = &d->buckets.at[1];
   ok(b->trained && b->replicated && b->chunk.i == 1 && b->elements == 16 && b->n_params == 1,
      "a bucket and its elements");
+  b = &d->buckets.at[2];
+  ok(b->zero == ZERO_PARAMS && b->per_microbatch && b->prefetch == 2 && b->keep_bytes == 64,
+     "what is divided, and when it is reduced and gathered");
+  ok(b->n_groups == 2 && devsets_size(d->devsets, d->bucket_groups.at[b->group_first]) == 2,
+     "groups of its holders");
   const ParamId w1 = graph_find_param(g, "w1");
   ok(d->home[w1.i].bucket.i == 2 && d->home[w1.i].offset == 0, "parameters know their bucket");
-  is_int(d->edges.n, 15, "edges");
+  is_int(d->edges.n, 17, "edges");
   const Edge *e = &d->edges.at[3];
   ok(e->src == 2 && e->dst == 4 && d->tensors.at[e->tensor].kind == TENSOR_SAVED, "a data edge");
   e = &d->edges.at[4];
@@ -98,7 +106,8 @@ static void errors(const Graph *g) {
       {DAG NODE "tensor=grad(v1)", "line 2, column 27: expected ','"},
       {DAG NODE "tensor=w",
        "line 2, column 20: expected a tensor: v1, grad(v1,1), saved(1), kept(1), counts(1), "
-       "bucket(1), metrics or -"},
+       "bucket(1), params(1), metrics or -"},
+      {DAG "bucket 1 [] zero=4", "line 2, column 18: number above 3"},
       {DAG NODE "color=1", "line 2, column 13: a node has no field \"color\""},
       {DAG NODE "samples=1", "line 2, column 22: expected ':'"},
       {DAG NODE "devs=0,1,0", "line 2, column 23: device 0 twice"},

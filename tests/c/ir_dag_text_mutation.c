@@ -4,7 +4,8 @@
 static const char TEXT[] =
     "dag batch=24 dims=1\n"
     "bucket 1 [w0] chunk=1 trained holders=0-1 replicated reduce_stream=dp line=\"a.lua:3\"\n"
-    "bucket 2 [w1 w2] trained holders=2,0\n"
+    "bucket 2 [w1 w2] trained holders=2,0 group=2 group=0 zero=2 per_microbatch prefetch=1 keep=9 "
+    "gather_stream=ag\n"
     "1 compute F chunk=1 samples=0:12 devs=0-1 stream=default_stream tags={MB=0,PP=0} line=\"a\"\n"
     "2 compute F chunk=2 samples=0:12 devs=2 tags={MB=0,PP=1} mb=1 order=1 group=2 member=3 <- "
     "3:v4\n"
@@ -16,7 +17,9 @@ static const char TEXT[] =
     "8 join devs=2 stream=\"quo\\\"te\\x0a\"\n"
     "9 norm bucket=1 devs=0 <- 7:bucket(1)\n"
     "10 update bucket=1 devs=0-1 <- 7:bucket(1), 11:metrics # a comment\n"
-    "11 all_reduce tensor=metrics devs=0-2 <- 9:metrics\n";
+    "11 all_reduce tensor=metrics devs=0-2 <- 9:metrics\n"
+    "12 reduce_scatter B chunk=2 bucket=2 tensor=bucket(2) devs=2,0 mb=1 <- 4:bucket(2)\n"
+    "13 all_gather bucket=1 tensor=params(1) devs=0-1 <- 10:params(1)\n";
 
 static const char *const WORDS[] = {
     "0",
@@ -39,6 +42,11 @@ static const char *const WORDS[] = {
     "grad(",
     "saved(1)",
     "bucket(2)",
+    "params(1)",
+    "group=0",
+    "zero=3",
+    "per_microbatch",
+    "all_gather",
     "metrics",
     "tags={A=1}",
     "{",

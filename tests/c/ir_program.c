@@ -109,19 +109,28 @@ static void stages(void) {
 
   PiperErr err = {0};
   uint32_t id, again;
-  if (programs_update(p, (BucketId){2}, &id, &err) != PIPER_OK) bail(err.text);
+  const Share all = {0, 16};
+  if (programs_update(p, (BucketId){2}, all, &id, &err) != PIPER_OK) bail(err.text);
   is_str(bindings_text(programs_at(p, id)),
          "param b2 rw 64, pgrad b2 r 64, metrics r 16, state b2.0 rw 64, state b2.1 rw 64",
          "bindings of AdamW with clipping");
   is_str(calls_text(programs_at(p, id)), "adamw(0 1 2 3 4)", "and its call");
   is_near(programs_at(p, id)->calls[0].attrs.d[0], 0.1, 0, "a matrix decays");
-  if (programs_norm(p, (BucketId){1}, &id, &err) != PIPER_OK) bail(err.text);
+  if (programs_norm(p, (BucketId){1}, all, &id, &err) != PIPER_OK) bail(err.text);
   is_str(bindings_text(programs_at(p, id)), "pgrad b1 r 64, metrics rw 16",
          "norm reads a whole bucket");
-  if (programs_zero_grad(p, (BucketId){1}, &id, &err) != PIPER_OK) bail(err.text);
+  if (programs_zero_grad(p, (BucketId){1}, 16, &id, &err) != PIPER_OK) bail(err.text);
   is_str(bindings_text(programs_at(p, id)), "pgrad b1 w 64", "zeros cover a whole bucket");
-  if (programs_zero_grad(p, (BucketId){1}, &again, &err) != PIPER_OK) bail(err.text);
+  if (programs_zero_grad(p, (BucketId){1}, 16, &again, &err) != PIPER_OK) bail(err.text);
   is_int(again, id, "the same program is built once");
+  if (programs_update(p, (BucketId){2}, (Share){3, 9}, &id, &err) != PIPER_OK) bail(err.text);
+  is_str(bindings_text(programs_at(p, id)),
+         "param b2 rw 24, pgrad b2 r 24, metrics r 16, state b2.0 rw 24, state b2.1 rw 24",
+         "of a share only its elements are updated, and bindings begin at its first");
+  if (programs_norm(p, (BucketId){2}, (Share){3, 9}, &again, &err) != PIPER_OK) bail(err.text);
+  is_str(bindings_text(programs_at(p, again)), "pgrad b2 r 24, metrics rw 16", "so does its norm");
+  if (programs_update(p, (BucketId){2}, (Share){16, 16}, &id, &err) != PIPER_OK) bail(err.text);
+  is_int(programs_at(p, id)->n_calls, 0, "of an empty share there is nothing to update");
   const Program *small = chunk_program(p, 1, PASS_F, 2), *large = chunk_program(p, 1, PASS_F, 4);
   ok(small != large, "programs of other numbers of samples differ");
   is_int(large->bindings[3].bytes, 64, "sizes follow the samples");
@@ -132,12 +141,12 @@ static void stages(void) {
   programs_free(p);
 
   p = programs_of(d, (OptimizerSpec){.kind = OPTIMIZER_SGD}, 0);
-  if (programs_update(p, (BucketId){1}, &id, &err) != PIPER_OK) bail(err.text);
+  if (programs_update(p, (BucketId){1}, all, &id, &err) != PIPER_OK) bail(err.text);
   is_str(calls_text(programs_at(p, id)), "sgd(0 1 . .)",
          "plain SGD reads no norm and has no state");
   programs_free(p);
   p = programs_of(d, (OptimizerSpec){.kind = OPTIMIZER_NONE}, 0);
-  if (programs_update(p, (BucketId){1}, &id, &err) != PIPER_OK) bail(err.text);
+  if (programs_update(p, (BucketId){1}, all, &id, &err) != PIPER_OK) bail(err.text);
   is_int(programs_at(p, id)->n_calls, 0, "without optimizer an update does nothing");
   const PiperStatus st = programs_chunk(p, (ChunkId){1}, PASS_F, PROGRAM_KEEP, INT64_MAX / 2, &id, &err);
   is_int(st, PIPER_EUSER, "a size that overflows is refused");
@@ -227,7 +236,9 @@ static void spans(void) {
     uint32_t id;
     Programs *p = programs_of(
         d, (OptimizerSpec){.kind = OPTIMIZER_ADAMW, .weight_decay = decays ? 0.1 : 0, .eps = 1e-8}, 0);
-    if (programs_update(p, (BucketId){1}, &id, &err) != PIPER_OK) bail(err.text);
+    if (programs_update(p, (BucketId){1}, (Share){0, d->buckets.at[1].elements}, &id, &err) !=
+        PIPER_OK)
+      bail(err.text);
     is_str(updates_text(programs_at(p, id)),
            decays ? "0+32 decay 0.1, 32+4 decay 0, 36+16 decay 0.1" : "0+52 decay 0",
            decays ? "neighbours that decay alike are updated by one call"

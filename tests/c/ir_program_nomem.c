@@ -18,9 +18,9 @@ static PiperStatus build_all(const Dag *d, PiperErr *err) {
     for (uint32_t c = 1; c <= 3 && st == PIPER_OK; c++)
       for (int pass = PASS_F; pass <= PASS_BW && st == PIPER_OK; pass++)
         st = programs_chunk(p, (ChunkId){c}, (Pass)pass, PROGRAM_KEEP, samples, &id, err);
-  if (st == PIPER_OK) st = programs_update(p, (BucketId){1}, &id, err);
-  if (st == PIPER_OK) st = programs_norm(p, (BucketId){1}, &id, err);
-  if (st == PIPER_OK) st = programs_zero_grad(p, (BucketId){1}, &id, err);
+  if (st == PIPER_OK) st = programs_update(p, (BucketId){1}, (Share){0, 4}, &id, err);
+  if (st == PIPER_OK) st = programs_norm(p, (BucketId){1}, (Share){0, 4}, &id, err);
+  if (st == PIPER_OK) st = programs_zero_grad(p, (BucketId){1}, 4, &id, err);
   programs_free(p);
   return st;
 }

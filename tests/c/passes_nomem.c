@@ -34,7 +34,9 @@ static void strategy(TestStrategy *t) {
   strategy_split(t, "PP=1", "PART", 2);
   strategy_place(t, "PP=0", "0,1");
   strategy_place(t, "PP=1", "2");
-  strategy_replicate(t, "PP=0", "0,1");
+  x = strategy_replicate(t, "PP=0", "0,1");
+  x->zero = ZERO_GRADS;
+  x->per_microbatch = true;
   x = strategy_order(t, "LAYER=0,1 PASS=F;LAYER=2,3 PASS=F;PP=0 PASS=BI MB=0;"
                         "PP=0 PASS=BW MB=0|PP=0 PASS=B MB=1;PP=0 PASS=B MB=2,3");
   x->schedule = 1;

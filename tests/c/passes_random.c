@@ -124,11 +124,25 @@ static void random_splits(const Model *m, TestStrategy *t, uint32_t *n_mb) {
   strategy_split(t, stage, "PART", 1 + below(3));
 }
 
+/* What replicate says of dividing: the same for all stages, since parameters may be tied. */
+typedef struct Flags {
+  uint8_t zero;
+  bool per_microbatch;
+} Flags;
+
+static void random_replicate(TestStrategy *t, const char *filter, const char *devices, Flags f) {
+  Directive *x = strategy_replicate(t, filter, devices);
+  x->bucket_bytes = 64 << below(4);
+  x->zero = f.zero;
+  x->per_microbatch = f.per_microbatch;
+}
+
 static void random_places(const Model *m, TestStrategy *t, uint32_t n_mb) {
   static const uint32_t sizes[] = {1, 1, 2, 4};
   const uint32_t same_size = sizes[below(4)];
   char devices[32], filter[48], both[64];
   if (one_in(8)) return;
+  const Flags flags = {(uint8_t)below(ZERO_GRADS + 1), one_in(2)};
   uint32_t last_size = 0;
   for (uint32_t stage = 0; stage < m->n_stages; stage++) {
     const uint32_t size = m->whole_tensors ? same_size : sizes[below(4)];
@@ -149,12 +163,12 @@ static void random_places(const Model *m, TestStrategy *t, uint32_t n_mb) {
       cut[-1] = ',';
       if (half == 1) continue; /* joined without being asked */
       snprintf(filter, sizeof filter, "PP=%u", stage);
-      strategy_replicate(t, filter, both)->bucket_bytes = 64 << below(4);
+      random_replicate(t, filter, both, flags);
       continue;
     }
     snprintf(filter, sizeof filter, "PP=%u", stage);
     strategy_place(t, filter, devices)->stream = one_in(2) ? "other" : NULL;
-    if (size > 1) strategy_replicate(t, filter, devices)->bucket_bytes = 64 << below(4);
+    if (size > 1) random_replicate(t, filter, devices, flags);
   }
 }
 

@@ -204,6 +204,146 @@ static void sizes(void) {
   graph_free(g);
 }
 
+/* One stage of one parameter, two microbatches, on devices 0 and 1. */
+static const char *divided(const Graph *g, uint8_t zero, bool per_microbatch) {
+  TestStrategy t = {0};
+  strategy_split(&t, "", "MB", 2);
+  strategy_place(&t, "", "0,1");
+  Directive *x = strategy_replicate(&t, "", "0,1");
+  x->zero = zero;
+  x->per_microbatch = per_microbatch;
+  const char *text = state(g, 4, &t, false);
+  strategy_clear(&t);
+  return text;
+}
+
+static void levels(void) {
+  Graph *g = model_chain(1);
+  is_str(divided(g, ZERO_OPTIMIZER, false),
+         "bucket 1 [l0.weight] chunk=1 trained holders=0-1 replicated zero=1 "
+         "reduce_stream=dp_stream gather_stream=ag_stream\n"
+         "5 all_reduce tensor=metrics devs=0-1 <- 1:metrics, 3:metrics, 7:metrics\n"
+         "6 reduce_scatter bucket=1 tensor=bucket(1) devs=0-1 <- 2:bucket(1), 4:bucket(1)\n"
+         "7 norm bucket=1 devs=0-1 <- 6:bucket(1)\n"
+         "8 update bucket=1 devs=0-1 <- 6:bucket(1)\n"
+         "9 all_gather bucket=1 tensor=params(1) devs=0-1 <- 8:params(1)\n",
+         "shard_optimizer: each device gets its share of the sums, and all get the parameters");
+  is_str(
+      divided(g, ZERO_NONE, true),
+      "bucket 1 [l0.weight] chunk=1 trained holders=0-1 replicated per_microbatch "
+      "reduce_stream=dp_stream gather_stream=ag_stream\n"
+      "5 all_reduce tensor=metrics devs=0-1 <- 1:metrics, 3:metrics, 8:metrics\n"
+      "6 all_reduce B chunk=1 bucket=1 tensor=bucket(1) devs=0-1 tags={MB=0,PP=0} <- 2:bucket(1)\n"
+      "7 all_reduce B chunk=1 bucket=1 tensor=bucket(1) devs=0-1 tags={MB=1,PP=0} mb=1 <- "
+      "4:bucket(1)\n"
+      "8 norm bucket=1 devs=0 <- 6:bucket(1), 7:bucket(1)\n"
+      "9 update bucket=1 devs=0-1 <- 6:bucket(1), 7:bucket(1)\n",
+      "by microbatch: a reduction after each backward pass");
+  const char *const by_microbatch =
+      "bucket 1 [l0.weight] chunk=1 trained holders=0-1 replicated zero=2 per_microbatch "
+      "reduce_stream=dp_stream gather_stream=ag_stream\n"
+      "5 all_reduce tensor=metrics devs=0-1 <- 1:metrics, 3:metrics, 8:metrics\n"
+      "6 reduce_scatter B chunk=1 bucket=1 tensor=bucket(1) devs=0-1 tags={MB=0,PP=0} <- "
+      "2:bucket(1)\n"
+      "7 reduce_scatter B chunk=1 bucket=1 tensor=bucket(1) devs=0-1 tags={MB=1,PP=0} mb=1 <- "
+      "4:bucket(1)\n"
+      "8 norm bucket=1 devs=0-1 <- 6:bucket(1), 7:bucket(1)\n"
+      "9 update bucket=1 devs=0-1 <- 6:bucket(1), 7:bucket(1)\n"
+      "10 all_gather bucket=1 tensor=params(1) devs=0-1 <- 9:params(1)\n";
+  is_str(divided(g, ZERO_GRADS, true), by_microbatch, "shard_grads by microbatch");
+  is_str(divided(g, ZERO_OPTIMIZER, true), by_microbatch,
+         "by microbatch, shard_optimizer keeps no more of the gradients than it updates");
+  graph_free(g);
+}
+
+/* w is used on two device sets. */
+static const char *joined(const Graph *g, const char *devices, uint8_t zero) {
+  TestStrategy t = {0};
+  strategy_place(&t, "PP=0", "0,1");
+  strategy_place(&t, "PP=1", devices);
+  for (int i = 0; i < 2; i++) {
+    Directive *x = strategy_replicate(&t, i == 0 ? "PP=0" : "PP=1", i == 0 ? "0,1" : devices);
+    x->zero = zero;
+    x->per_microbatch = true;
+  }
+  const char *text = state(g, 12, &t, false);
+  strategy_clear(&t);
+  return text;
+}
+
+static void groups(void) {
+  Graph *g = model_new();
+  model_enter(g, "PP");
+  const ValueId w = model_param(g, "w", 4);
+  const ValueId a = model_op(g, OP_LINEAR, NULL, model_input(g, "x"), w);
+  model_leave(g, "PP");
+  model_enter(g, "PP");
+  model_loss(g, model_op(g, OP_SUM_SQUARES, NULL, model_op(g, OP_LINEAR, NULL, a, w), MODEL_NONE));
+  model_leave(g, "PP");
+  model_cut(g);
+  is_str(
+      joined(g, "2,3", ZERO_GRADS),
+      "bucket 1 [w] trained holders=0-3 group=0-1 group=2-3 replicated zero=2 per_microbatch "
+      "reduce_stream=dp_stream gather_stream=ag_stream\n"
+      "7 all_reduce tensor=metrics devs=0-3 <- 2:metrics, 11:metrics\n"
+      "8 reduce_scatter B chunk=1 bucket=1 tensor=bucket(1) devs=0-1 tags={PP=0} <- 4:bucket(1)\n"
+      "9 reduce_scatter B chunk=2 bucket=1 tensor=bucket(1) devs=2-3 tags={PP=1} <- 3:bucket(1)\n"
+      "10 reduce_scatter bucket=1 tensor=bucket(1) devs=0-3 <- 8:bucket(1), 9:bucket(1)\n"
+      "11 norm bucket=1 devs=0-3 <- 10:bucket(1)\n"
+      "12 update bucket=1 devs=0-3 <- 10:bucket(1)\n"
+      "13 all_gather bucket=1 tensor=params(1) devs=0-3 <- 12:params(1)\n",
+      "sets of one size: each is a group; joined, they divide the update");
+  is_str(
+      joined(g, "2,3,4", ZERO_GRADS),
+      "bucket 1 [w] trained holders=0-4 group=0-1 group=2-4 replicated zero=2 per_microbatch "
+      "reduce_stream=dp_stream gather_stream=ag_stream\n"
+      "7 all_reduce tensor=metrics devs=0-4 <- 2:metrics, 11:metrics\n"
+      "8 reduce_scatter B chunk=1 bucket=1 tensor=bucket(1) devs=0-1 tags={PP=0} <- 4:bucket(1)\n"
+      "9 reduce_scatter B chunk=2 bucket=1 tensor=bucket(1) devs=2-4 tags={PP=1} <- 3:bucket(1)\n"
+      "10 all_reduce bucket=1 tensor=bucket(1) devs=0-4 <- 8:bucket(1), 9:bucket(1)\n"
+      "11 norm bucket=1 devs=0-1 <- 10:bucket(1)\n"
+      "12 update bucket=1 devs=0-4 <- 10:bucket(1)\n"
+      "13 all_gather bucket=1 tensor=params(1) devs=0-1 <- 12:params(1)\n"
+      "14 all_gather bucket=1 tensor=params(1) devs=2-4 <- 12:params(1)\n",
+      "sets of different size: each group updates all of it");
+  is_str(joined(g, "2,3", ZERO_NONE),
+         "bucket 1 [w] trained holders=0-3 group=0-1 group=2-3 replicated per_microbatch "
+         "reduce_stream=dp_stream gather_stream=ag_stream\n"
+         "7 all_reduce tensor=metrics devs=0-3 <- 2:metrics, 13:metrics\n"
+         "8 all_reduce B chunk=1 bucket=1 tensor=bucket(1) devs=0-1 tags={PP=0} <- 4:bucket(1)\n"
+         "9 all_reduce B chunk=2 bucket=1 tensor=bucket(1) devs=2-3 tags={PP=1} <- 3:bucket(1)\n"
+         "10 all_reduce bucket=1 tensor=bucket(1) devs=0-3 <- 8:bucket(1), 9:bucket(1)\n"
+         "11 all_gather bucket=1 tensor=bucket(1) devs=0-1 <- 10:bucket(1)\n"
+         "12 all_gather bucket=1 tensor=bucket(1) devs=2-3 <- 10:bucket(1)\n"
+         "13 norm bucket=1 devs=0 <- 10:bucket(1), 11:bucket(1), 12:bucket(1)\n"
+         "14 update bucket=1 devs=0-3 <- 10:bucket(1), 11:bucket(1), 12:bucket(1)\n",
+         "whole gradients: shares are joined, then gathered in each group");
+  ok(strstr(joined(g, "1,2", ZERO_GRADS), "holders=0-2 replicated") != NULL,
+     "sets with a device in common are one group");
+  TestStrategy t = {0};
+  strategy_place(&t, "PP=0", "0,1");
+  strategy_place(&t, "PP=1", "2,3");
+  strategy_replicate(&t, "PP=0", "0,1")->zero = ZERO_OPTIMIZER;
+  strategy_replicate(&t, "PP=1", "2,3")->zero = ZERO_GRADS;
+  passes_fail(g, 4, &t,
+              "t.lua:4: replicate: the parameter \"w\", which several chunks use, has shard_grads "
+              "here and shard_optimizer at t.lua:3");
+  strategy_place(&t, "PP=0", "0,1");
+  strategy_place(&t, "PP=1", "2,3");
+  strategy_replicate(&t, "PP=0", "0,1");
+  strategy_replicate(&t, "PP=1", "2,3")->per_microbatch = true;
+  passes_fail(g, 4, &t,
+              "t.lua:4: replicate: the parameter \"w\", which several chunks use, has reduce = "
+              "\"microbatch\" here and \"step\" at t.lua:3");
+  strategy_place(&t, "PP=0", "0,1");
+  strategy_place(&t, "PP=1", "2");
+  strategy_replicate(&t, "PP=0", "0,1")->zero = ZERO_GRADS;
+  ok(strstr(state(g, 4, &t, false), "bucket 1 [w] trained holders=0-2 zero=2 ") != NULL,
+     "who has no directive follows the others");
+  strategy_clear(&t);
+  graph_free(g);
+}
+
 static void errors(void) {
   Graph *g = model_chain(2);
   TestStrategy t = {0};
@@ -245,6 +385,18 @@ static void errors(void) {
               "t.lua:3: replicate: the chunk { PP = 1 } (m.lua:2) has buckets of 200 bytes "
               "here and of 100 at t.lua:2");
   strategy_place(&t, "", "0,1");
+  strategy_replicate(&t, "", "0,1")->zero = ZERO_OPTIMIZER;
+  strategy_replicate(&t, "PP=1", "0,1");
+  passes_fail(g, 4, &t,
+              "t.lua:3: replicate: the chunk { PP = 1 } (m.lua:2) has no shard_ flag here and "
+              "shard_optimizer at t.lua:2");
+  strategy_place(&t, "", "0,1");
+  strategy_replicate(&t, "", "0,1")->gather_stream = "a";
+  strategy_replicate(&t, "PP=1", "0,1");
+  passes_fail(g, 4, &t,
+              "t.lua:3: replicate: the chunk { PP = 1 } (m.lua:2) is gathered on \"ag_stream\" "
+              "here and on \"a\" at t.lua:2");
+  strategy_place(&t, "", "0,1");
   strategy_replicate(&t, "", "0,1")->bucket_bytes = 0;
   passes_fail(g, 4, &t, "t.lua:2: replicate: bucket_size has to be more than nothing");
   strategy_place(&t, "", "0,1");
@@ -263,6 +415,8 @@ int main(void) {
   several();
   tied();
   sizes();
+  levels();
+  groups();
   errors();
   return done_testing();
 }

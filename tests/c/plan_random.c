@@ -66,6 +66,8 @@ static void random_strategy(TestStrategy *t, uint32_t n_stages) {
   const uint32_t n_ranks = (uint32_t)random_int(1, 5);
   char filter[32], devices[32];
   static const int parts[] = {1, 2, 3, 2, 6};
+  const uint8_t zero = (uint8_t)random_int(0, ZERO_GRADS);
+  const bool per_microbatch = random_int(0, 1);
   if (random_int(0, 5) > 0) strategy_split(t, "", "MB", parts[random_int(0, 4)]);
   if (random_int(0, 2) == 0) {
     snprintf(filter, sizeof filter, "PP=%d", random_int(0, (int)n_stages - 1));
@@ -75,8 +77,12 @@ static void random_strategy(TestStrategy *t, uint32_t n_stages) {
     snprintf(filter, sizeof filter, "PP=%u", i);
     random_devices(devices, sizeof devices, n_ranks);
     strategy_place(t, filter, devices)->stream = random_name("pp_stream");
-    if (strchr(devices, ',') != NULL)
-      strategy_replicate(t, filter, devices)->reduce_stream = random_name("dp_stream");
+    if (strchr(devices, ',') == NULL) continue;
+    Directive *x = strategy_replicate(t, filter, devices);
+    x->reduce_stream = random_name("dp_stream");
+    x->gather_stream = random_name("ag_stream");
+    x->zero = zero;
+    x->per_microbatch = per_microbatch;
   }
 }
 

@@ -102,7 +102,7 @@ static void table(void) {
       "the head of a plan's table");
   is_str(rest + 1,
          "a step of each rank\n"
-         "rank      sends          MiB    recvs          MiB  all_reduces          MiB       runs  "
+         "rank      sends          MiB    recvs          MiB  collectives          MiB       runs  "
          "   busy\n"
          "0             4        0.001        4        0.001            1        0.000         10  "
          "  66.7%\n"

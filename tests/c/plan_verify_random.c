@@ -38,7 +38,7 @@ static bool meets(const Judge *j, uint32_t g, uint32_t h) {
   if (x->kind == INSTR_RECV)
     return y->kind == INSTR_SEND && x->peer == j->p->ranks[j->rank[h]].rank &&
            y->peer == j->p->ranks[j->rank[g]].rank;
-  return x->kind == INSTR_ALL_REDUCE && y->kind == INSTR_ALL_REDUCE && x->group == y->group;
+  return instr_is_collective(x->kind) && y->kind == x->kind && x->group == y->group;
 }
 
 static bool judge_new(Judge *j, const Plan *p) {
@@ -55,7 +55,7 @@ static bool judge_new(Judge *j, const Plan *p) {
   if (j->starts == NULL || j->ends == NULL) bail("no memory");
   for (uint32_t g = 0; g < j->n; g++) {
     j->partner[g] = -1;
-    if (at(j, g)->kind != INSTR_RECV && at(j, g)->kind != INSTR_ALL_REDUCE) continue;
+    if (at(j, g)->kind != INSTR_RECV && !instr_is_collective(at(j, g)->kind)) continue;
     for (uint32_t h = 0; h < j->n && j->partner[g] < 0; h++)
       if (meets(j, g, h)) j->partner[g] = h;
   }
@@ -98,7 +98,7 @@ static void judge_close(Judge *j) {
         continue;
       }
       for (uint32_t h = 0; h < j->n; h++) /* a collective: whoever shares the first member */
-        if (j->partner[h] == j->partner[g] && at(j, h)->kind == INSTR_ALL_REDUCE)
+        if (j->partner[h] == j->partner[g] && instr_is_collective(at(j, h)->kind))
           more |= join(j, end, j->starts + (size_t)h * j->words);
     }
   }
@@ -142,7 +142,10 @@ static Plan *random_plan(Graph **g) {
     snprintf(filter, sizeof filter, "PP=%u", i);
     const char *d = devices[random_int(0, 5)];
     strategy_place(&t, filter, d);
-    if (strchr(d, ',') != NULL) strategy_replicate(&t, filter, d);
+    if (strchr(d, ',') == NULL) continue;
+    Directive *x = strategy_replicate(&t, filter, d);
+    x->zero = (uint8_t)random_int(0, ZERO_GRADS);
+    x->per_microbatch = random_int(0, 1);
   }
   Plan *p = plans_made(
       *g, &t, (PlanSpec){.batch = 24, .order_seed = 1 + (uint64_t)random_int(0, 1 << 20)}, &err);

@@ -95,7 +95,7 @@ end
 -- anew shows; the third step moves the weights.
 function M.rate(step) return step < 3 and 0 or 1 / 64 end
 
--- Runs 'plan' for three steps: losses, every gradient of each step and the final parameters, as one
+-- Runs 'plan' for three steps: losses, norm and every gradient of each step and the final parameters, as one
 -- string that is equal only if every bit is.
 function M.trace(plan, data)
   local run <close> = piper.train(plan, { data = data, seed = 3, lr = M.rate })
@@ -110,6 +110,7 @@ function M.trace(plan, data)
   end
   for step, m in run:steps(3) do
     add("loss", m.losses)
+    add("norm", { m.grad_norm })
     for _, name in ipairs(names) do add(("grad %d %s"):format(step, name), run:gradients(name)) end
   end
   for _, name in ipairs(names) do add("param " .. name, run:params(name)) end
@@ -117,9 +118,18 @@ function M.trace(plan, data)
   return table.concat(out, "\n")
 end
 
+-- The first line in which two traces differ.
+function M.difference(got, want)
+  local a, b = got:gmatch "[^\n]+", want:gmatch "[^\n]+"
+  repeat
+    local x, y = a(), b()
+    if x ~= y then return ("%s\n# instead of %s"):format(x, y) end
+  until not x
+end
+
 -- A strategy: one stage a pipeline rank with 'devices' each, replicated where there are several.
--- 'sizes[s]' (optional) is the number of devices of stage s.
-function M.strategy(schedule, stages, microbatches, devices, sizes)
+-- 'sizes[s]' (optional) is the number of devices of stage s, 'flags' (optional) what else replicate says.
+function M.strategy(schedule, stages, microbatches, devices, sizes, flags)
   local sets, next_rank = {}, 0
   for s = 1, stages do
     sets[s] = {}
@@ -131,9 +141,22 @@ function M.strategy(schedule, stages, microbatches, devices, sizes)
   local s = piper.strategy()
   s:add(piper.schedules[schedule] { ranks = stages, microbatches = microbatches, devices = sets })
   for i, set in ipairs(sets) do
-    if #set > 1 then s:replicate { filter = { PP = i - 1 }, devices = set } end
+    if #set > 1 then
+      local spec = { filter = { PP = i - 1 }, devices = set }
+      for k, v in pairs(flags or {}) do spec[k] = v end
+      s:replicate(spec)
+    end
   end
   return s
 end
+
+-- Every level of ZeRO and both times of reduction: what replicate is told, and how a name says it.
+M.zero = {
+  { "reduced by microbatch", { reduce = "microbatch" } },
+  { "shard_optimizer", { shard_optimizer = true } },
+  { "shard_optimizer by microbatch", { shard_optimizer = true, reduce = "microbatch" } },
+  { "shard_grads", { shard_grads = true } },
+  { "shard_grads by microbatch", { shard_grads = true, reduce = "microbatch" } },
+}
 
 return M

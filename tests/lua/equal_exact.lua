@@ -18,19 +18,10 @@ local function reference(kind, stages, batch, dtype)
   return references[key]
 end
 
--- The first line in which two traces differ.
-local function difference(got, want)
-  local a, b = got:gmatch "[^\n]+", want:gmatch "[^\n]+"
-  repeat
-    local x, y = a(), b()
-    if x ~= y then return ("%s\n# instead of %s"):format(x, y) end
-  until not x
-end
-
 local function compare(name, kind, stages, batch, strategy, dtype)
   local plan = plan_of(exact.model(kind, stages), strategy, batch, dtype or "f64")
   local got, want = exact.trace(plan, data), reference(kind, stages, batch, dtype or "f64")
-  if not tap.ok(got == want, name) then tap.diag(difference(got, want)) end
+  if not tap.ok(got == want, name) then tap.diag(exact.difference(got, want)) end
 end
 
 for _, kind in ipairs(exact.kinds) do

@@ -7,16 +7,20 @@ export EQUAL_SHORT
 again() { # NAME VARIABLE=VALUE...
   name=$1
   shift
-  for script in equal_exact ignore_index; do
+  for script in $scripts; do
     env "$@" "$PIPER" "$srcdir/tests/lua/$script.lua" >"$tmp/out" 2>&1
     ok $? "$script, $name ($(grep -c '^ok' "$tmp/out") comparisons)"
     grep -v '^ok' "$tmp/out" | sed 's/^/# /' | head -20
   done
 }
+scripts="equal_exact ignore_index"
 for seed in 1 2 3; do
   again "random sleeps, seed $seed" PIPER_JITTER=$seed:300
 done
-again "one queue a rank" PIPER_STREAMS=1
 again "one queue a rank, random sleeps" PIPER_STREAMS=1 PIPER_JITTER=4:300
+scripts=zero_exact
+again "random sleeps" PIPER_JITTER=5:200
+scripts="equal_exact ignore_index zero_exact"
+again "one queue a rank" PIPER_STREAMS=1
 again "memory that starts as NaN" PIPER_POISON=1
 done_testing
