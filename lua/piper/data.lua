@@ -25,6 +25,23 @@ function M.text(paths, spec)
   return core.data.text(paths, spec.context, available and available // 2)
 end
 
+---A flat file of token ids, little-endian and unsigned, as the inputs "tokens" and "targets" (i32, context
+---values a sample): a target is the next id. Windows are visited as by data.text, so a file with the bytes
+---of a text as ids gives the same samples. The file may be larger than memory: what a step needs is read
+---when it needs it.
+---@param path string
+---@param spec { width: 16|32, context: integer } width: bits of an id
+---@return piper.Data
+function M.tokens(path, spec)
+  check.value("data.tokens", "argument 1 (path)", path, "string")
+  check.options("data.tokens", spec, { width = "integer", context = "integer>=1" })
+  if spec.width ~= 16 and spec.width ~= 32 then
+    check.fail("data.tokens: width is %d: ids have 16 or 32 bits", spec.width)
+  end
+  if spec.context > 1 << 30 then check.fail("data.tokens: context = %d is too large", spec.context) end
+  return core.data.tokens(path, spec.width, spec.context)
+end
+
 local DEEPEST = 100 -- lists in lists: more is a table in itself
 
 -- Appends the numbers in a row (a number, or nested lists of numbers) to 'flat'.

@@ -39,7 +39,7 @@ end
 ---Raises where 'data' is no source of samples.
 function M.check_data(where, data)
   if not check.is_core(data, "piper.Data") then
-    check.fail("%s: %s; piper.data.text(...) or piper.data.table {...} makes it", where,
+    check.fail("%s: %s; piper.data.text(...), .tokens(...) or .table {...} makes it", where,
       data == nil and 'field "data" is missing' or "data is " .. check.show(data, 1))
   end
 end

@@ -1,4 +1,4 @@
-/* Data sources as Lua objects: core.data.text, .table, .random. Checks of options are in
+/* Data sources as Lua objects: core.data.text, .tokens, .table, .random. Checks of options are in
  * lua/piper/data.lua. */
 #include <lauxlib.h>
 #include <stdlib.h>
@@ -50,6 +50,16 @@ static int data_lua_text(lua_State *L) {
   return 1;
 }
 
+/* tokens(path, width, context) */
+static int data_lua_tokens(lua_State *L) {
+  LuaData *d = push_data(L);
+  PiperErr err = {0};
+  const uint32_t width = (uint32_t)luaL_checkinteger(L, 2);
+  BIND_TRY(L, data_tokens(luaL_checkstring(L, 1), width, luaL_checkinteger(L, 3), &d->source, &err),
+           &err);
+  return 1;
+}
+
 /* table(n_samples) */
 static int data_lua_table(lua_State *L) {
   LuaData *d = push_data(L);
@@ -94,7 +104,12 @@ int luaopen_piper_core_data(lua_State *L) {
   static const luaL_Reg METHODS[] = {
       {"add", data_lua_add}, {"samples", data_lua_samples}, {NULL, NULL}};
   static const luaL_Reg FUNCTIONS[] = {
-      {"text", data_lua_text}, {"table", data_lua_table}, {"random", data_lua_random}, {NULL, NULL}};
+      {"text", data_lua_text},
+      {"tokens", data_lua_tokens},
+      {"table", data_lua_table},
+      {"random", data_lua_random},
+      {NULL, NULL},
+  };
   luaL_newmetatable(L, DATA_MT);
   lua_pushcfunction(L, data_gc);
   lua_setfield(L, -2, "__gc");

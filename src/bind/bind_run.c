@@ -74,9 +74,9 @@ static PiperStatus prepare_inputs(LuaRun *run, PiperErr *err) {
       return err_set(err, PIPER_EUSER,
                      "train: the model's input \"%s\" takes %lld values a sample, the data (%s) has %lld",
                      r.input, (long long)r.per_sample, data_name(run->source), (long long)has);
-    if (strcmp(data_name(run->source), "text") == 0 && r.dtype != DT_I32)
-      return err_set(err, PIPER_EUSER, "train: the input \"%s\" is %s; text gives i32", r.input,
-                     dtype_name(r.dtype));
+    if (data_is_ids(run->source) && r.dtype != DT_I32)
+      return err_set(err, PIPER_EUSER, "train: the input \"%s\" is %s; data.%s gives i32", r.input,
+                     dtype_name(r.dtype), data_name(run->source));
     const size_t bytes = (size_t)(r.per_sample * run->plan->dag->batch) * dtype_bytes(r.dtype);
     run->batch[i] = malloc(bytes ? bytes : 1);
     if (run->batch[i] == NULL) return err_nomem(err, "train");

@@ -5,13 +5,15 @@
 #include "base/vec.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
-typedef enum SourceKind { SOURCE_TEXT, SOURCE_TABLE, SOURCE_RANDOM } SourceKind;
+typedef enum SourceKind { SOURCE_TEXT, SOURCE_TOKENS, SOURCE_TABLE, SOURCE_RANDOM } SourceKind;
 
 typedef struct TableInput {
   char *name;
@@ -23,14 +25,17 @@ struct DataSource {
   SourceKind kind;
   unsigned char *text; /* TEXT */
   size_t text_bytes;
-  int64_t context;
-  int64_t n_samples;   /* TEXT: windows of an epoch; TABLE: rows */
+  int fd;              /* TOKENS */
+  char *path;          /* TOKENS */
+  uint32_t id_bytes;   /* TOKENS: 2, 4 */
+  int64_t context;     /* TEXT, TOKENS */
+  int64_t n_samples;   /* TEXT, TOKENS: windows of an epoch; TABLE: rows */
   VEC(TableInput) inputs; /* TABLE */
 };
 
 static DataSource *source_new(SourceKind kind) {
   DataSource *d = calloc(1, sizeof *d);
-  if (d != NULL) d->kind = kind;
+  if (d != NULL) d->kind = kind, d->fd = -1;
   return d;
 }
 
@@ -41,6 +46,8 @@ void data_free(DataSource *d) {
     free(d->inputs.at[i].values);
   }
   vec_free(&d->inputs);
+  if (d->fd >= 0) close(d->fd);
+  free(d->path);
   free(d->text);
   free(d);
 }
@@ -131,8 +138,8 @@ static int64_t gcd(int64_t a, int64_t b) {
 }
 
 /* The window that sample 'i' shows: in each epoch an affine permutation of the windows, drawn from
- * seed and epoch. */
-static int64_t text_window(const DataSource *d, int64_t i, uint64_t seed) {
+ * seed and epoch. The same for bytes and for a file with as many ids. */
+static int64_t window_of(const DataSource *d, int64_t i, uint64_t seed) {
   const int64_t n = d->n_samples, epoch = i / n;
   const uint64_t key = rng_key("data.text");
   int64_t step = 1 + (int64_t)(rng_uniform(seed, key, 2 * (uint64_t)epoch) * (double)(n - 1));
@@ -145,7 +152,7 @@ static PiperStatus fill_text(const DataSource *d, const DataRequest *r, int32_t 
                              PiperErr *err) {
   const bool targets = strcmp(r->input, "targets") == 0;
   for (int64_t i = 0; i < r->n; i++) {
-    const int64_t at = text_window(d, r->first + i, r->seed) * d->context + (targets ? 1 : 0);
+    const int64_t at = window_of(d, r->first + i, r->seed) * d->context + (targets ? 1 : 0);
     const unsigned char *from = d->text + at;
     for (int64_t j = 0; j < d->context; j++) {
       if (r->limit > 0 && from[j] >= r->limit)
@@ -153,6 +160,95 @@ static PiperStatus fill_text(const DataSource *d, const DataRequest *r, int32_t 
                        "data.text: byte %lld of the text is %d; the input \"%s\" runs from 0 to %lld",
                        (long long)(at + j), from[j], r->input, (long long)r->limit - 1);
       dst[i * d->context + j] = from[j];
+    }
+  }
+  return PIPER_OK;
+}
+
+/* ---- files of ids ------------------------------------------------------------------------------
+ *
+ * Read window by window, from where the system keeps what was read before; a map of the file would end
+ * the process where the file gets shorter or its disk fails, and here that is an error. */
+
+static PiperStatus open_tokens(DataSource *d, PiperErr *err) {
+  struct stat info;
+  d->fd = open(d->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (d->fd < 0 || fstat(d->fd, &info) != 0)
+    return err_set(err, PIPER_EUSER, "data.tokens: cannot read \"%s\": %s", d->path,
+                   strerror(errno));
+  if (!S_ISREG(info.st_mode))
+    return err_set(err, PIPER_EUSER, "data.tokens: \"%s\" is %s, not a file", d->path,
+                   S_ISDIR(info.st_mode) ? "a directory" : "a pipe or a device");
+  if (info.st_size == 0)
+    return err_set(err, PIPER_EUSER, "data.tokens: \"%s\" is empty", d->path);
+  if (info.st_size % d->id_bytes != 0)
+    return err_set(err, PIPER_EUSER,
+                   "data.tokens: \"%s\" has %lld bytes, which are no ids of %u bits each", d->path,
+                   (long long)info.st_size, 8 * d->id_bytes);
+  const int64_t n_ids = info.st_size / d->id_bytes;
+  d->n_samples = (n_ids - 1) / d->context;
+  if (d->n_samples > 0) return PIPER_OK;
+  return err_set(err, PIPER_EUSER,
+                 "data.tokens: \"%s\" has %lld ids; one sample with context = %lld takes %lld",
+                 d->path, (long long)n_ids, (long long)d->context, (long long)d->context + 1);
+}
+
+PiperStatus data_tokens(const char *path, uint32_t width, int64_t context, DataSource **out,
+                        PiperErr *err) {
+  DataSource *d = source_new(SOURCE_TOKENS);
+  if (d == NULL || (d->path = strdup(path)) == NULL) {
+    data_free(d);
+    return err_nomem(err, "data.tokens");
+  }
+  d->id_bytes = width / 8;
+  d->context = context;
+  const PiperStatus st = open_tokens(d, err);
+  if (st != PIPER_OK) {
+    data_free(d);
+    return st;
+  }
+  *out = d;
+  return PIPER_OK;
+}
+
+/* Ids at .. at + n - 1, as they lie in the file. */
+static PiperStatus read_ids(const DataSource *d, int64_t at, int64_t n, unsigned char *to,
+                            PiperErr *err) {
+  const size_t bytes = (size_t)n * d->id_bytes;
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t got =
+        pread(d->fd, to + done, bytes - done, (off_t)at * d->id_bytes + (off_t)done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0)
+      return err_set(err, PIPER_EUSER, "data.tokens: cannot read \"%s\": %s", d->path,
+                     strerror(errno));
+    if (got == 0)
+      return err_set(err, PIPER_EUSER,
+                     "data.tokens: \"%s\" has become shorter: id %lld is not there any more",
+                     d->path, (long long)(at + (int64_t)(done / d->id_bytes)));
+    done += (size_t)got;
+  }
+  return PIPER_OK;
+}
+
+static PiperStatus fill_tokens(const DataSource *d, const DataRequest *r, int32_t *dst,
+                               PiperErr *err) {
+  const bool targets = strcmp(r->input, "targets") == 0;
+  const int64_t limit = r->limit > 0 ? r->limit : INT32_MAX;
+  for (int64_t i = 0; i < r->n; i++, dst += d->context) {
+    const int64_t at = window_of(d, r->first + i, r->seed) * d->context + (targets ? 1 : 0);
+    /* At the end of the row, so that widening from the front never writes over what is to be read. */
+    const unsigned char *from = (unsigned char *)(dst + d->context) - d->context * d->id_bytes;
+    TRY(read_ids(d, at, d->context, (unsigned char *)from, err));
+    for (int64_t j = 0; j < d->context; j++, from += d->id_bytes) {
+      uint32_t id = from[0] | (uint32_t)from[1] << 8;
+      if (d->id_bytes == 4) id |= (uint32_t)from[2] << 16 | (uint32_t)from[3] << 24;
+      if (id >= limit)
+        return err_set(err, PIPER_EUSER,
+                       "data.tokens: id %lld of \"%s\" is %lu; the input \"%s\" runs from 0 to %lld",
+                       (long long)(at + j), d->path, (unsigned long)id, r->input,
+                       (long long)limit - 1);
+      dst[j] = (int32_t)id;
     }
   }
   return PIPER_OK;
@@ -198,6 +294,7 @@ PiperStatus data_random(DataSource **out, PiperErr *err) {
 int64_t data_per_sample(const DataSource *d, const char *input) {
   switch (d->kind) {
   case SOURCE_TEXT:
+  case SOURCE_TOKENS:
     return strcmp(input, "tokens") == 0 || strcmp(input, "targets") == 0 ? d->context : 0;
   case SOURCE_TABLE: {
     const TableInput *t = table_input(d, input);
@@ -209,10 +306,14 @@ int64_t data_per_sample(const DataSource *d, const char *input) {
   return 0;
 }
 
+bool data_is_ids(const DataSource *d) {
+  return d->kind == SOURCE_TEXT || d->kind == SOURCE_TOKENS;
+}
+
 int64_t data_samples(const DataSource *d) { return d->n_samples; }
 
 const char *data_name(const DataSource *d) {
-  static const char *const NAMES[] = {"text", "table", "random"};
+  static const char *const NAMES[] = {"text", "tokens", "table", "random"};
   return NAMES[d->kind];
 }
 
@@ -234,6 +335,7 @@ static PiperStatus out_of_range(const DataRequest *r, int64_t sample, double v, 
 
 PiperStatus data_fill(const DataSource *d, const DataRequest *r, void *dst, PiperErr *err) {
   if (d->kind == SOURCE_TEXT) return fill_text(d, r, dst, err);
+  if (d->kind == SOURCE_TOKENS) return fill_tokens(d, r, dst, err);
   const TableInput *t = d->kind == SOURCE_TABLE ? table_input(d, r->input) : NULL;
   const uint64_t key = rng_key(r->input);
   for (int64_t i = 0, n = r->n * r->per_sample; i < n; i++) {

@@ -21,6 +21,11 @@ typedef struct DataSource DataSource;
 PiperStatus data_text(const char *const *paths, uint32_t n_paths, int64_t context, int64_t limit,
                       DataSource **out, PiperErr *err);
 
+/* Likewise, ids instead of bytes: a flat file of little-endian unsigned numbers of 'width' bits (16 or
+ * 32), as large as it likes. It is read while samples are made, and must not change meanwhile. */
+PiperStatus data_tokens(const char *path, uint32_t width, int64_t context, DataSource **out,
+                        PiperErr *err);
+
 /* Values given in full, used in order and from the start again. data_table makes a source for
  * 'n_samples' samples, data_table_add copies one input: n_samples * per_sample values. */
 PiperStatus data_table(int64_t n_samples, DataSource **out, PiperErr *err);
@@ -35,7 +40,8 @@ void data_free(DataSource *d); /* NULL is fine */
 /* Values a sample of 'input'; 0: the source has no such input; -1: as many as asked for. */
 int64_t data_per_sample(const DataSource *d, const char *input);
 int64_t data_samples(const DataSource *d); /* before it starts again; 0: never */
-const char *data_name(const DataSource *d); /* "text", "table", "random" */
+const char *data_name(const DataSource *d); /* "text", "tokens", "table", "random" */
+bool data_is_ids(const DataSource *d);      /* its inputs are i32 */
 
 typedef struct DataRequest {
   const char *input;

@@ -38,9 +38,9 @@ tap.ok(tostring(plan:check_equivalence {}):find "^largest relative differences: 
   "what check_equivalence returns prints as a line")
 
 says("no data", function() piper.train(plan, {}) end,
-  'train: field "data" is missing; piper.data.text(...) or piper.data.table {...} makes it')
+  'train: field "data" is missing; piper.data.text(...), .tokens(...) or .table {...} makes it')
 says("a table as data", function() piper.train(plan, { data = { x = { 1 } } }) end,
-  "train: data is { x = {...} }; piper.data.text(...) or piper.data.table {...} makes it")
+  "train: data is { x = {...} }; piper.data.text(...), .tokens(...) or .table {...} makes it")
 local run <close> = piper.train(plan, { data = piper.data.table { x = { { 1, 2 } } } })
 says("steps", function() run.steps(2) end, "steps: this is a method; it is called with a colon: run:steps(...)")
 says("params", function() run.params "l.bias" end, "params: this is a method; it is called with a colon: run:params(...)")
