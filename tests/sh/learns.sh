@@ -2,8 +2,8 @@
 # prints what the demo is to show.
 . "$srcdir/tests/lib/tap.sh"
 # Sanitizers cost up to thirty times: there a few steps have to do.
-[ -n "$SANITIZED" ] && steps=4 || steps=120
-sed "s/steps = 4, 8, 200/steps = 4, 8, $steps/; s/step % 20 == 0/step % 4 == 0/; s/warmup = 20/warmup = 2/" \
+[ -n "$SANITIZED" ] && steps=4 warmup=2 || steps=120 warmup=20
+sed "s/steps = 4, 8, 200/steps = 4, 8, $steps/; s/step % 20 == 0/step % 4 == 0/; s/warmup = 20/warmup = $warmup/" \
   "$srcdir/samples/train_gpt.lua" >"$tmp/gpt.lua"
 cat /usr/share/common-licenses/* >"$tmp/text"
 "$PIPER" "$tmp/gpt.lua" "$tmp/text" >"$tmp/out" 2>"$tmp/err"
