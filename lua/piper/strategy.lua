@@ -114,9 +114,14 @@ local function dim_name(where, name)
   return name
 end
 
-local function bucket_size(where, mib)
-  if mib > 1 << 30 then check.fail("%s: bucket_size is %s MiB: too large", where, mib) end
+local function bucket_size(where, mib, field)
+  if mib > 1 << 30 then check.fail("%s: %s is %s MiB: too large", where, field, mib) end
   return math.tointeger(mib) or mib
+end
+
+local function prefetch(where, n)
+  if n > 1 << 30 then check.fail("%s: prefetch is %d: too large", where, n) end
+  return math.tointeger(n)
 end
 
 -- What a field may be: its type for check.options, and the function of (where, value, field) that
@@ -130,6 +135,8 @@ local KINDS = {
   count = { type = "integer>=1", copy = function(_, n) return math.tointeger(n) end },
   mebibytes = { type = "number>0", copy = bucket_size },
   flag = { type = "boolean" },
+  ahead = { type = "integer>=0", copy = prefetch },
+  more_mebibytes = { type = "number>=0", copy = bucket_size },
   reduce = { type = "string", copy = function(where, word) return check.choice(where, 'field "reduce"', word, { "step", "microbatch" }) end },
 }
 
@@ -141,8 +148,8 @@ local FIELDS = {
   replicate = {
     { "filter", "filter" }, { "devices", "devices" }, { "reduce_stream", "name", OPTIONAL },
     { "gather_stream", "name", OPTIONAL }, { "bucket_size", "mebibytes", OPTIONAL },
-    { "shard_optimizer", "flag", OPTIONAL }, { "shard_grads", "flag", OPTIONAL },
-    { "reduce", "reduce", OPTIONAL },
+    { "shard_optimizer", "flag", OPTIONAL }, { "shard_grads", "flag", OPTIONAL }, { "shard_params", "flag", OPTIONAL },
+    { "reduce", "reduce", OPTIONAL }, { "prefetch", "ahead", OPTIONAL }, { "keep", "more_mebibytes", OPTIONAL },
   },
   split = { { "filter", "filter", {} }, { "dim_name", "dim_name", "MB" }, { "num_microbatches", "count" } },
   recompute = { { "filter", "filter" } },
@@ -153,7 +160,8 @@ local FIELDS = {
 local FURTHER = {
   replicate = function(d)
     d.bucket_bytes = math.max(1, math.floor((d.bucket_size or 25) * (1 << 20)))
-    d.zero = d.shard_grads and 2 or d.shard_optimizer and 1 or 0 -- each includes those before it
+    d.keep_bytes = math.floor((d.keep or 0) * (1 << 20))
+    d.zero = d.shard_params and 3 or d.shard_grads and 2 or d.shard_optimizer and 1 or 0 -- each includes those before it
   end,
 }
 
@@ -200,12 +208,14 @@ function Strategy:place(spec) append(self, "place", spec, check.here()) return s
 ---Keeps the parameters of matched chunks equal on their devices: gradients are summed over them.
 ---
 ---shard_optimizer: each device keeps and updates a share of them (ZeRO-1); shard_grads: and keeps its
----share of the gradients only (ZeRO-2). Each includes the one before. reduce "step" (default): one
+---share of the gradients only (ZeRO-2); shard_params: and of the parameters, which are gathered for
+---each pass that reads them (ZeRO-3). Each includes those before it. reduce "step" (default): one
 ---reduction a bucket, after its last backward; "microbatch": one after each backward, so that gradients
 ---are whole only from a backward to its reduction.
----@param spec { filter: piper.Filter, devices: integer[], reduce_stream?: string, gather_stream?: string, bucket_size?: number, shard_optimizer?: boolean, shard_grads?: boolean, reduce?: "step"|"microbatch" }
+---@param spec { filter: piper.Filter, devices: integer[], reduce_stream?: string, gather_stream?: string, bucket_size?: number, shard_optimizer?: boolean, shard_grads?: boolean, shard_params?: boolean, reduce?: "step"|"microbatch", prefetch?: integer, keep?: number }
 ---bucket_size in MiB a bucket (default 25), per chunk; reduce_stream: default "dp_stream";
----gather_stream: default "ag_stream"
+---gather_stream: default "ag_stream"; prefetch: parameters are gathered at most so many compute nodes
+---ahead (default 1); keep in MiB: what the peak may grow by so that they are gathered less often (default 0)
 function Strategy:replicate(spec) append(self, "replicate", spec, check.here()) return self end
 
 ---Cuts the batch of the matched part of the DAG into num_microbatches equal pieces; splits nest.

@@ -154,6 +154,8 @@ static Directive read_directive(lua_State *L, Arena *arena) {
       .gather_stream = string_field(L, at, "gather_stream", arena),
       .bucket_bytes = int_field(L, at, "bucket_bytes", 0),
       .zero = (uint8_t)int_field(L, at, "zero", ZERO_NONE),
+      .prefetch = (uint32_t)int_field(L, at, "prefetch", 1),
+      .keep_bytes = int_field(L, at, "keep_bytes", 0),
       .per_microbatch = word_is(L, at, "reduce", "microbatch"),
       .num_microbatches = int_field(L, at, "num_microbatches", 0),
       .schedule = (uint32_t)int_field(L, at, "schedule", 0),

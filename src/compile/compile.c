@@ -84,6 +84,7 @@ PiperStatus compile_plan(const Graph *graph, const Strategy *strategy, const Com
   const PassOptions passes = {
       .float_bytes = dtype_bytes(options->plan.dtype),
       .clip = options->plan.clip_norm > 0,
+      .order_rule = options->order_rule,
       .verify = options->verify,
       .dump_after = options->dump_after,
       .dump = dump,

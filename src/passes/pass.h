@@ -10,7 +10,7 @@
 typedef PiperStatus PassRun(Dag *d, const Strategy *s, const PassOptions *opt, PiperErr *err);
 
 PassRun pass_build, pass_split, pass_split_backward, pass_recompute, pass_place, pass_replicate,
-    pass_count, pass_order;
+    pass_count, pass_order, pass_zero;
 
 /* Buckets and homes, from what the replicate directives say about each chunk (pass_bucket.c).
  * bucket_bytes[c]: the largest bucket of chunk c; 0: no limit; negative: of untrained parameters as

@@ -16,7 +16,8 @@ enum {
   BUCKETED = DAG_BUCKETED,
   ORDERED = DAG_ORDERED,
   COUNTED = DAG_COUNTED,
-  STAGES = BUILT | PLACED | BUCKETED | ORDERED | COUNTED,
+  GATHERED = DAG_GATHERED,
+  STAGES = BUILT | PLACED | BUCKETED | ORDERED | COUNTED | GATHERED,
   ONLY_COMPUTE = 1 << 8, /* no transfer, reduction or update yet */
   FUSED = 1 << 9,        /* every backward is one B */
 };
@@ -35,6 +36,7 @@ static const struct Row {
     {"replicate",      pass_replicate,      PLACED,                       ONLY_COMPUTE, BUCKETED},
     {"count",          pass_count,          PLACED,                       ONLY_COMPUTE, COUNTED},
     {"order",          pass_order,          PLACED,                       0,            ORDERED},
+    {"zero",           pass_zero,           BUCKETED | ORDERED,           0,            GATHERED},
     /* clang-format on */
 };
 enum { N_PASSES = sizeof PASSES / sizeof PASSES[0] };

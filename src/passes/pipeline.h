@@ -2,11 +2,15 @@
 #ifndef PIPER_PASSES_PIPELINE_H
 #define PIPER_PASSES_PIPELINE_H
 
+#include "ir/cost.h"
+#include "ir/global_order.h"
 #include "passes/directive.h"
 
 typedef struct PassOptions {
   size_t float_bytes;     /* 4 or 8: bucket_bytes count these */
   bool clip;              /* each UPDATE waits for the metrics: it scales by the global norm */
+  OrderRule order_rule;   /* of the order that zero takes where directives leave one open ... */
+  const CostTable *cost;  /* ... and what nodes cost in it; NULL: COST_CPU */
   bool verify;            /* dag_verify after each pass */
   const char *dump_after; /* name of a pass after which the DAG's text goes to *dump; NULL: none */
   char **dump;            /* malloc'ed, the caller's */
@@ -14,8 +18,8 @@ typedef struct PassOptions {
 
 /* build: one F and one B for each chunk, its buckets, a NORM and an UPDATE for each trained bucket,
  * the ALL_REDUCE of the metrics. Then split, split_backward, recompute, place (+ transfers), replicate
- * (+ reductions), count (of targets), order. Messages start with the directive's "file:line:
- * directive: ". */
+ * (+ reductions), count (of targets), order, zero (+ gathers). Messages start with the directive's
+ * "file:line: directive: ". */
 PiperStatus passes_run(const Graph *g, int64_t batch, const Strategy *s, const PassOptions *opt,
                        Dag **out, PiperErr *err);
 

@@ -35,7 +35,7 @@ static void strategy(TestStrategy *t) {
   strategy_place(t, "PP=0", "0,1");
   strategy_place(t, "PP=1", "2");
   x = strategy_replicate(t, "PP=0", "0,1");
-  x->zero = ZERO_GRADS;
+  x->zero = ZERO_PARAMS;
   x->per_microbatch = true;
   x = strategy_order(t, "LAYER=0,1 PASS=F;LAYER=2,3 PASS=F;PP=0 PASS=BI MB=0;"
                         "PP=0 PASS=BW MB=0|PP=0 PASS=B MB=1;PP=0 PASS=B MB=2,3");

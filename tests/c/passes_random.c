@@ -135,6 +135,8 @@ static void random_replicate(TestStrategy *t, const char *filter, const char *de
   x->bucket_bytes = 64 << below(4);
   x->zero = f.zero;
   x->per_microbatch = f.per_microbatch;
+  x->prefetch = below(4);
+  x->keep_bytes = one_in(2) ? 0 : 64 << below(6);
 }
 
 static void random_places(const Model *m, TestStrategy *t, uint32_t n_mb) {
@@ -142,7 +144,7 @@ static void random_places(const Model *m, TestStrategy *t, uint32_t n_mb) {
   const uint32_t same_size = sizes[below(4)];
   char devices[32], filter[48], both[64];
   if (one_in(8)) return;
-  const Flags flags = {(uint8_t)below(ZERO_GRADS + 1), one_in(2)};
+  const Flags flags = {(uint8_t)below(ZERO_PARAMS + 1), one_in(2)};
   uint32_t last_size = 0;
   for (uint32_t stage = 0; stage < m->n_stages; stage++) {
     const uint32_t size = m->whole_tensors ? same_size : sizes[below(4)];

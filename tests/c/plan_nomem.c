@@ -24,7 +24,7 @@ int main(void) {
   strategy_place(&t, "PP=1", "0,1");
   strategy_place(&t, "PP=2", "1");
   Directive *x = strategy_replicate(&t, "PP=1", "0,1");
-  x->zero = ZERO_GRADS;
+  x->zero = ZERO_PARAMS;
   x->per_microbatch = true;
   strategy_order(&t, "MB=0 PP=2 PASS=F;MB=1 PP=2 PASS=F|MB=0 PP=2 PASS=B;MB=1 PP=2 PASS=B");
   for (; struck && clean; n++) {

@@ -66,7 +66,7 @@ static void random_strategy(TestStrategy *t, uint32_t n_stages) {
   const uint32_t n_ranks = (uint32_t)random_int(1, 5);
   char filter[32], devices[32];
   static const int parts[] = {1, 2, 3, 2, 6};
-  const uint8_t zero = (uint8_t)random_int(0, ZERO_GRADS);
+  const uint8_t zero = (uint8_t)random_int(0, ZERO_PARAMS);
   const bool per_microbatch = random_int(0, 1);
   if (random_int(0, 5) > 0) strategy_split(t, "", "MB", parts[random_int(0, 4)]);
   if (random_int(0, 2) == 0) {
@@ -83,6 +83,8 @@ static void random_strategy(TestStrategy *t, uint32_t n_stages) {
     x->gather_stream = random_name("ag_stream");
     x->zero = zero;
     x->per_microbatch = per_microbatch;
+    x->prefetch = (uint32_t)random_int(0, 3);
+    x->keep_bytes = random_int(0, 1) ? 0 : random_int(0, 4096);
   }
 }
 

@@ -144,7 +144,7 @@ static Plan *random_plan(Graph **g) {
     strategy_place(&t, filter, d);
     if (strchr(d, ',') == NULL) continue;
     Directive *x = strategy_replicate(&t, filter, d);
-    x->zero = (uint8_t)random_int(0, ZERO_GRADS);
+    x->zero = (uint8_t)random_int(0, ZERO_PARAMS);
     x->per_microbatch = random_int(0, 1);
   }
   Plan *p = plans_made(

@@ -157,6 +157,8 @@ M.zero = {
   { "shard_optimizer by microbatch", { shard_optimizer = true, reduce = "microbatch" } },
   { "shard_grads", { shard_grads = true } },
   { "shard_grads by microbatch", { shard_grads = true, reduce = "microbatch" } },
+  { "shard_params", { shard_params = true } },
+  { "shard_params by microbatch", { shard_params = true, reduce = "microbatch", prefetch = 0 } },
 }
 
 return M
