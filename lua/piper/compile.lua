@@ -39,12 +39,20 @@ end
 -- The core's plan for the checked options.
 local function build(model, strategy, options)
   local plan, dump = core.plan.compile(model.graph, strategy.directives, {
-    batch = options.batch, dtype = options.dtype, optimizer = options.optimizer, clip_norm = options.clip_norm,
+    batch = options.batch, dtype = options.dtype, optimizer = options.optimizer, clip_norm = options.clip_norm or nil,
     threads_per_rank = options.threads_per_rank, order_rule = options.order_rule,
     memory_limit = options.memory_limit, single_stream = single_stream(),
-    verify = options.verify, dump_after = options.dump_after,
+    verify = options.verify, dump_after = options.dump_after, trains = options.trains,
   })
   return plan, dump
+end
+
+-- The core's plan of the forward passes alone, with the parameters of 'plan', proved.
+local function evaluation(plan)
+  local forward = build(plan.model, plan.strategy,
+    setmetatable({ trains = plan.core, optimizer = false, clip_norm = false }, { __index = plan.options }))
+  forward:verify()
+  return forward
 end
 
 -- A plan that does not fit into this machine is refused before it runs.
@@ -134,4 +142,4 @@ function Plan:__tostring() return self.core:table() end
 
 check.seal(Plan, "plan")
 
-return setmetatable({ Plan = Plan, build = build }, { __call = function(_, ...) return compile(...) end })
+return setmetatable({ Plan = Plan, build = build, evaluation = evaluation }, { __call = function(_, ...) return compile(...) end })

@@ -12,10 +12,11 @@ Progress.__index = Progress
 
 ---@param first integer steps done before
 ---@param last integer
-function M.new(first, last)
+---@param word? string what a step is called (default "step")
+function M.new(first, last, word)
   local now = core.system.seconds()
   return setmetatable({
-    first = first, last = last, start = now, shown = now, text = nil, on_line = false,
+    word = word or "step", first = first, last = last, start = now, shown = now, text = nil, on_line = false,
     terminal = core.system.stderr_is_terminal(),
   }, Progress)
 end
@@ -44,7 +45,7 @@ function Progress:done(step, metrics)
   wipe(self)
   local now = core.system.seconds()
   local left = (now - self.start) / (step - self.first) * (self.last - step)
-  self.text = ("step %d/%d  loss %.4g  %.0f tokens/s  %s left"):format(step, self.last, metrics.loss,
+  self.text = ("%s %d/%d  loss %.4g  %.0f tokens/s  %s left"):format(self.word, step, self.last, metrics.loss,
     metrics.tokens_per_second, duration(left))
   if not self.terminal and now - self.shown > PLAIN_EVERY then
     io.stderr:write("piper: ", self.text, "\n")

@@ -56,8 +56,8 @@ function M.train(plan, spec)
   M.check_data("train", spec.data)
   local lr = rate_of(spec.lr, plan)
   plan:verify()
-  local self = { plan = plan, lr = lr, step = 0, tokens = tokens_per_step(plan) }
-  self.core = core.run.open(plan.core, spec.data, spec.seed or 0)
+  local self = { plan = plan, lr = lr, step = 0, tokens = tokens_per_step(plan), seed = spec.seed or 0 }
+  self.core = core.run.open(plan.core, spec.data, self.seed)
   return setmetatable(self, Run)
 end
 
@@ -96,6 +96,57 @@ function Run:steps(n)
     progress:done(self.step, metrics)
     return self.step, metrics
   end, nil, nil, progress
+end
+
+---@class piper.Evaluation
+---@field loss number      sum of the losses
+---@field losses number[]  each, in the order of the model's m:loss calls: its mean over the batches, or, where
+---it is (a multiple of) a cross_entropy that ignores targets, its mean over all targets that are present
+---@field tokens integer   targets that such a loss counted; without one, tokens as in tokens_per_second
+---@field batches integer
+---@field dropped integer  choices of experts that were dropped
+
+-- The losses of some batches as if they were one. 'job' is the core's run of the forward plan.
+local function evaluate(job, batches, tokens)
+  local sums, weights, counted, dropped = {}, {}, nil, 0
+  local progress <close> = require "piper.progress".new(0, batches, "evaluate: batch")
+  for batch = 1, batches do
+    progress:working()
+    local start = core.system.seconds()
+    local losses, _, lost = job:step(batch, 0)
+    local loss = 0
+    for l, count in ipairs(job:counts()) do
+      sums[l] = (sums[l] or 0) + losses[l] * (count or 1)
+      weights[l] = (weights[l] or 0) + (count or 1)
+      loss = loss + losses[l]
+      if count then counted = counted or l end
+    end
+    dropped = dropped + lost
+    progress:done(batch, { loss = loss, tokens_per_second = tokens / math.max(core.system.seconds() - start, 1e-9) })
+  end
+  local result = { loss = 0, losses = {}, batches = batches, dropped = dropped }
+  for l, sum in ipairs(sums) do
+    result.losses[l] = weights[l] > 0 and sum / weights[l] or 0
+    result.loss = result.loss + result.losses[l]
+  end
+  result.tokens = math.tointeger(counted and weights[counted] or batches * tokens)
+  return result
+end
+
+---The losses on other data, with the parameters of the moment: the strategy's forward passes alone, without
+---dropout. Training goes on afterwards as if nothing had been. It needs no memory of its own where what the
+---plan needs only within a step is enough.
+---@param spec { data: piper.Data, batches?: integer } batches: as many as the data has, at least one; samples
+---are visited as in the run's first epoch
+---@return piper.Evaluation
+function Run:evaluate(spec)
+  check.options("evaluate", spec, { data = "any?", batches = "integer>=1?" })
+  M.check_data("evaluate", spec.data)
+  local batches = spec.batches or math.max(1, spec.data:samples() // self.plan.options.batch)
+  local forward = rawget(self, "forward") or require "piper.compile".evaluation(self.plan)
+  rawset(self, "forward", forward) -- compiled once
+  local job <close> = M.guard(core.run.open(forward, spec.data, self.seed, self.core))
+  return evaluate(job.core, batches, self.tokens)
 end
 
 ---The whole parameter, wherever its parts are: { shape = { ... }, flat values }.

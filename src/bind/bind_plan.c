@@ -17,7 +17,7 @@
 #define SCRATCH_MT "piper.Scratch"
 
 typedef struct LuaPlan {
-  Plan *plan; /* user value 1: the graph's userdata */
+  Plan *plan; /* user value 1: the graph's userdata; 2: that of the plan whose parameters it uses */
 } LuaPlan;
 
 /* What a compilation holds while Lua calls may still raise. */
@@ -108,11 +108,17 @@ static int plan_lua_compile(lua_State *L) {
   options.order_rule = (OrderRule)luaL_checkoption(L, -1, "best", RULES);
   lua_pop(L, 1);
 
-  LuaPlan *self = lua_newuserdatauv(L, sizeof *self, 1);
+  LuaPlan *self = lua_newuserdatauv(L, sizeof *self, 2);
   self->plan = NULL;
   luaL_setmetatable(L, PLAN_MT);
   lua_pushvalue(L, 1);
   lua_setiuservalue(L, -2, 1);
+  if (lua_getfield(L, 3, "trains") != LUA_TNIL) {
+    options.trains = bind_check_plan(L, -1);
+    lua_setiuservalue(L, -2, 2);
+  } else {
+    lua_pop(L, 1);
+  }
   Scratch *s = push_scratch(L);
   s->arena = arena_new();
   if (s->arena == NULL) return luaL_error(L, "compile: not enough memory");

@@ -18,6 +18,7 @@
 typedef struct LuaRun {
   const Plan *plan;         /* user value 1 */
   const DataSource *source; /* user value 2 */
+  const struct LuaRun *trains; /* user value 3; NULL: its parameters are its own */
   Job *job;
   uint64_t seed;
   void **batch;             /* one array of a whole batch's samples for each input */
@@ -62,43 +63,49 @@ static DataRequest request_for(const LuaRun *run, size_t i) {
 /* The source has every input of the model, of the right size; makes room for the batches. */
 static PiperStatus prepare_inputs(LuaRun *run, PiperErr *err) {
   const Graph *g = run->plan->graph;
+  const char *where = run->trains != NULL ? "evaluate" : "train";
   run->batch = calloc(g->inputs.n + 1, sizeof *run->batch);
-  if (run->batch == NULL) return err_nomem(err, "train");
+  if (run->batch == NULL) return err_nomem(err, where);
   for (size_t i = 1; i < g->inputs.n; i++) {
     const DataRequest r = request_for(run, i);
     const int64_t has = data_per_sample(run->source, r.input);
     if (has == 0)
-      return err_set(err, PIPER_EUSER, "train: the model's input \"%s\" is not in the data (%s)",
-                     r.input, data_name(run->source));
+      return err_set(err, PIPER_EUSER, "%s: the model's input \"%s\" is not in the data (%s)",
+                     where, r.input, data_name(run->source));
     if (has > 0 && has != r.per_sample)
       return err_set(err, PIPER_EUSER,
-                     "train: the model's input \"%s\" takes %lld values a sample, the data (%s) has %lld",
-                     r.input, (long long)r.per_sample, data_name(run->source), (long long)has);
+                     "%s: the model's input \"%s\" takes %lld values a sample, the data (%s) has %lld",
+                     where, r.input, (long long)r.per_sample, data_name(run->source), (long long)has);
     if (data_is_ids(run->source) && r.dtype != DT_I32)
-      return err_set(err, PIPER_EUSER, "train: the input \"%s\" is %s; data.%s gives i32", r.input,
-                     dtype_name(r.dtype), data_name(run->source));
+      return err_set(err, PIPER_EUSER, "%s: the input \"%s\" is %s; data.%s gives i32", where,
+                     r.input, dtype_name(r.dtype), data_name(run->source));
     const size_t bytes = (size_t)(r.per_sample * run->plan->dag->batch) * dtype_bytes(r.dtype);
     run->batch[i] = malloc(bytes ? bytes : 1);
-    if (run->batch[i] == NULL) return err_nomem(err, "train");
+    if (run->batch[i] == NULL) return err_nomem(err, where);
   }
   return PIPER_OK;
 }
 
-/* open(plan, data, seed) */
+/* open(plan, data, seed, the run whose parameters are used, or nil) */
 static int run_lua_open(lua_State *L) {
   const Plan *plan = bind_check_plan(L, 1);
   const DataSource *source = bind_check_data(L, 2);
   const lua_Integer seed = luaL_checkinteger(L, 3);
-  LuaRun *run = lua_newuserdatauv(L, sizeof *run, 2);
-  *run = (LuaRun){.plan = plan, .source = source, .seed = (uint64_t)seed};
+  LuaRun *trains = lua_isnoneornil(L, 4) ? NULL : check_run(L, 4);
+  LuaRun *run = lua_newuserdatauv(L, sizeof *run, 3);
+  *run = (LuaRun){.plan = plan, .source = source, .trains = trains, .seed = (uint64_t)seed};
   luaL_setmetatable(L, RUN_MT);
   lua_pushvalue(L, 1);
   lua_setiuservalue(L, -2, 1);
   lua_pushvalue(L, 2);
   lua_setiuservalue(L, -2, 2);
+  if (trains != NULL) {
+    lua_pushvalue(L, 4);
+    lua_setiuservalue(L, -2, 3);
+  }
   PiperErr err = {0};
   BIND_TRY(L, prepare_inputs(run, &err), &err);
-  const JobConfig config = {.seed = run->seed};
+  const JobConfig config = {.seed = run->seed, .trains = trains != NULL ? trains->job : NULL};
   BIND_TRY(L, job_open(plan, &config, &run->job, &err), &err);
   return 1;
 }
@@ -135,6 +142,22 @@ static int run_lua_step(lua_State *L) {
   lua_pushnumber(L, metrics[graph_metric_norm(g)]);
   lua_pushinteger(L, (lua_Integer)metrics[graph_metric_dropped(g)]);
   return 3;
+}
+
+/* run:counts() -> for each loss, how many targets the last step divided it by; false: it does not */
+static int run_lua_counts(lua_State *L) {
+  LuaRun *run = check_run(L, 1);
+  const uint32_t n = (uint32_t)run->plan->graph->losses.n - 1;
+  lua_createtable(L, (int)n, 0);
+  for (uint32_t l = 1; l <= n; l++) {
+    double count;
+    PiperErr err = {0};
+    BIND_TRY(L, job_loss_count(run->job, l, &count, &err), &err);
+    if (count >= 0) lua_pushnumber(L, count);
+    else lua_pushboolean(L, false);
+    lua_seti(L, -2, l);
+  }
+  return 1;
 }
 
 /* The parameter whose name is argument 2; 'where' begins messages. */
@@ -251,7 +274,7 @@ static int run_lua_compare(lua_State *L) {
 
 int luaopen_piper_core_run(lua_State *L) {
   static const luaL_Reg METHODS[] = {
-      {"step", run_lua_step},     {"param", run_lua_param},
+      {"step", run_lua_step},     {"counts", run_lua_counts},     {"param", run_lua_param},
       {"grad", run_lua_grad},     {"set", run_lua_set},
       {"memory", run_lua_memory}, {"check_replicas", run_lua_check_replicas},
       {"close", run_lua_close},   {NULL, NULL},

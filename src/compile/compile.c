@@ -46,21 +46,25 @@ static PiperStatus choose_order(Plan *plan, OrderRule rule, PiperErr *err) {
   return st;
 }
 
+/* With what the plan keeps whose parameters this one uses. */
+static uint64_t needed_bytes(const RankPlan *r) { return r->arena_bytes + r->shared_bytes; }
+
 /* A plan that does not fit is refused before it runs. */
 static PiperStatus check_limit(const Plan *plan, uint64_t limit, PiperErr *err) {
   if (limit == 0) return PIPER_OK;
   const RankPlan *worst = &plan->ranks[0];
   for (uint32_t r = 1; r < plan->n_ranks; r++)
-    if (plan->ranks[r].arena_bytes > worst->arena_bytes) worst = &plan->ranks[r];
-  if (worst->arena_bytes <= limit) return PIPER_OK;
+    if (needed_bytes(&plan->ranks[r]) > needed_bytes(worst)) worst = &plan->ranks[r];
+  if (needed_bytes(worst) <= limit) return PIPER_OK;
   const double mib = 1.0 / (1 << 20);
   int largest = 0;
   for (int c = 1; c < MEM_COUNT; c++)
     if (worst->at_peak[c] > worst->at_peak[largest]) largest = c;
   return err_set(err, PIPER_EUSER,
-                 "compile: rank %d needs %.2f MiB and memory_limit is %.2f MiB: params %.2f, grads %.2f, "
+                 "%s: rank %d needs %.2f MiB and memory_limit is %.2f MiB: params %.2f, grads %.2f, "
                  "optimizer %.2f, activations %.2f, comm %.2f, workspace %.2f; %s",
-                 worst->rank, (double)worst->arena_bytes * mib, (double)limit * mib,
+                 plan->trains != NULL ? "evaluate" : "compile", worst->rank,
+                 (double)needed_bytes(worst) * mib, (double)limit * mib,
                  (double)worst->at_peak[MEM_PARAMS] * mib, (double)worst->at_peak[MEM_GRADS] * mib,
                  (double)worst->at_peak[MEM_OPTIMIZER] * mib,
                  (double)worst->at_peak[MEM_ACTIVATIONS] * mib, (double)worst->at_peak[MEM_COMM] * mib,
@@ -81,10 +85,12 @@ PiperStatus compile_plan(const Graph *graph, const Strategy *strategy, const Com
   plan->graph = graph;
   plan->options = options->plan;
   plan->options.memory_limit = options->memory_limit;
+  plan->trains = options->trains;
   const PassOptions passes = {
       .float_bytes = dtype_bytes(options->plan.dtype),
       .clip = options->plan.clip_norm > 0,
       .order_rule = options->order_rule,
+      .forward_only = options->trains != NULL,
       .verify = options->verify,
       .dump_after = options->dump_after,
       .dump = dump,

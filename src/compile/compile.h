@@ -11,6 +11,8 @@ typedef struct CompileOptions {
   PlanOptions plan;       /* threads_per_rank 0: the cores divided by the ranks, at least 1 */
   OrderRule order_rule;
   uint64_t memory_limit;  /* bytes a rank; 0: none */
+  const Plan *trains;     /* not NULL: the plan evaluates the model with the parameters of that one, which
+                             has the same strategy, dtype and batch: forward passes only. No optimizer */
   bool verify;            /* dag_verify after each pass, plan_verify at the end */
   const char *dump_after; /* name of a pass; NULL: none */
 } CompileOptions;

@@ -104,6 +104,8 @@ typedef struct Dag {
   Intern *names;       /* streams, split dimensions, script lines of directives */
   DevSets *devsets;
   int64_t batch;       /* samples a step */
+  bool forward_only;   /* evaluation: F nodes, transfers, gathers, counts and the metrics, nothing
+                          else; nothing is kept for a backward pass, and nothing is dropped out */
 
   /* Nodes. n counts them, plus one for the unused element 0. */
   uint32_t n, cap;

@@ -1,7 +1,7 @@
 /* The text form of a DAG: one thing a line, fields that are 0 left out.
  *
  *   # to the end of a line: a comment
- *   dag batch=24 dims=1
+ *   dag batch=24 dims=1                                              (and forward_only)
  *   bucket 1 [layers.0.weight layers.0.bias] chunk=2 trained holders=0-1 replicated
  *          reduce_stream=dp_stream line="train.lua:30"                       (all on one line)
  *   1 compute F chunk=1 samples=0:12 devs=0 stream=default_stream tags={MB=0,PP=0} line="m.lua:4"
@@ -292,7 +292,8 @@ PiperStatus dag_print(const Dag *d, char **out, PiperErr *err) {
   for (size_t e = d->edges.n; e-- > 1;)
     if (d->edges.at[e].dst != 0) edges[--first[d->edges.at[e].dst]] = (uint32_t)e;
 
-  putf(&t, "dag batch=%lld dims=%u\n", (long long)d->batch, d->n_dims);
+  putf(&t, "dag batch=%lld dims=%u", (long long)d->batch, d->n_dims);
+  put(&t, d->forward_only ? " forward_only\n" : "\n");
   for (uint32_t b = 1; b < d->buckets.n; b++) put_bucket(&t, d, b);
   for (uint32_t i = 1; i < d->n; i++) {
     putf(&t, "%u %s", i, NODE_KIND_NAME[d->kind[i]]);
@@ -572,9 +573,13 @@ static PiperStatus header(Parser *p) {
   if (strcmp(p->name.at, "dag") != 0) return fail(p, "the first line is: dag batch=N dims=N");
   for (skip_blanks(p); !at_line_end(p); skip_blanks(p)) {
     TRY(bare(p, "batch= or dims="));
+    if (strcmp(p->name.at, "forward_only") == 0) {
+      p->dag->forward_only = true;
+      continue;
+    }
     const bool batch = strcmp(p->name.at, "batch") == 0;
     if (!batch && strcmp(p->name.at, "dims") != 0)
-      return fail(p, "unknown field \"%.64s\"; they are batch and dims", p->name.at);
+      return fail(p, "unknown field \"%.64s\"; they are batch, dims and forward_only", p->name.at);
     TRY(expect(p, '='));
     if (batch) TRY(number(p, INT64_MAX, &p->dag->batch));
     else TRY(small_number(p, UINT32_MAX, &p->dag->n_dims));

@@ -137,6 +137,8 @@ static PiperStatus check_node(Verifier *v, uint32_t n) {
   const Tensor *t = &d->tensors.at[d->tensor[n]];
   switch ((NodeKind)d->kind[n]) {
   case NODE_COMPUTE:
+    if (d->forward_only && d->pass[n] != PASS_F)
+      return BROKEN(v, "%s is in a DAG of forward passes only", node_name(v, n));
     if (d->chunk[n] == 0 || d->pass[n] == PASS_NONE)
       return BROKEN(v, "%s has no %s", node_name(v, n), d->chunk[n] == 0 ? "chunk" : "pass");
     return check_samples(v, n, "", d->lo[n], d->hi[n]);
@@ -521,8 +523,8 @@ static PiperStatus check_built(Verifier *v) {
   Interval *room = malloc(d->n * sizeof *room);
   PiperStatus st = room == NULL ? err_nomem(v->err, "dag_verify") : PIPER_OK;
   if (st == PIPER_OK) st = check_cover(v, F, "F", room);
-  if (st == PIPER_OK) st = check_cover(v, B | BI, "B or BI", room);
-  if (st == PIPER_OK) st = check_cover(v, B | BW, "B or BW", room);
+  if (st == PIPER_OK && !d->forward_only) st = check_cover(v, B | BI, "B or BI", room);
+  if (st == PIPER_OK && !d->forward_only) st = check_cover(v, B | BW, "B or BW", room);
   free(room);
   TRY(st);
   TRY(list_grads(v));

@@ -24,6 +24,11 @@ typedef struct Checker {
   uint32_t *first, *next; /* by bucket, by node: the bucket's collectives; 0 ends the list */
 } Checker;
 
+/* Its parameters are updated here. */
+static bool is_trained(const Dag *d, uint32_t b) {
+  return d->buckets.at[b].trained && !d->forward_only;
+}
+
 /* ---- homes ----------------------------------------------------------------------------------- */
 
 static const char *param_name(const Verifier *v, uint32_t p) {
@@ -249,11 +254,12 @@ static PiperStatus check_bucket_nodes(const Checker *w, uint32_t bucket_id) {
   const BucketId b = {bucket_id};
   const Bucket *bucket = &d->buckets.at[b.i];
   const uint32_t norm = w->norm[b.i], update = w->update[b.i];
+  const bool trained = is_trained(d, b.i);
   uint32_t reduces = 0, after = 0;
-  if (bucket->trained && (norm == 0 || update == 0))
+  if (trained && (norm == 0 || update == 0))
     return BROKEN(v, "bucket %u has no %s", b.i, update == 0 ? "UPDATE" : "NORM");
   for (uint32_t n = w->first[b.i]; n != 0; n = w->next[n]) reduces += d->kind[n] != NODE_ALL_GATHER;
-  if (!bucket->trained) {
+  if (!trained) {
     uint32_t n = norm != 0 ? norm : update;
     for (uint32_t m = w->first[b.i]; m != 0 && n == 0; m = w->next[m])
       if (d->kind[m] != NODE_ALL_GATHER) n = m;
@@ -273,8 +279,8 @@ static PiperStatus check_bucket_nodes(const Checker *w, uint32_t bucket_id) {
     if (d->kind[n] == NODE_ALL_GATHER) TRY(check_gather(w, n, &after));
     else TRY(check_reduce(w, n));
   }
-  if (bucket->trained) TRY(check_norm(w, b));
-  if (bucket->trained && after != gathers_after(d, b))
+  if (trained) TRY(check_norm(w, b));
+  if (trained && after != gathers_after(d, b))
     return BROKEN(v, "%u gathers follow %s instead of %u", after, node_name(v, update),
                   gathers_after(d, b));
   return PIPER_OK;
@@ -326,7 +332,7 @@ static PiperStatus list_uses(Verifier *v, uint32_t c, UseVec *uses, uint32_t *ma
       const uint32_t *params = graph_value_params(g, op->in[wrt], &n);
       for (uint32_t k = 0; k < n; k++) {
         const uint32_t b = v->d->home[params[k]].bucket.i;
-        if (!v->d->buckets.at[b].trained) continue;
+        if (!is_trained(v->d, b)) continue;
         if (mark[b] == 0) {
           if (!vec_push(uses, ((Use){.bucket = b}))) return err_nomem(v->err, "dag_verify");
           mark[b] = (uint32_t)uses->n;

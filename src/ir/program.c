@@ -352,6 +352,7 @@ static PiperStatus intern_program(Programs *p, ProgramKey key, uint32_t *id, Pip
 }
 
 ProgramMode dag_program_mode(const Dag *d, NodeId n) {
+  if (d->forward_only) return PROGRAM_LEAN;
   if (!d->recompute[n.i]) return PROGRAM_KEEP;
   return d->pass[n.i] == PASS_F ? PROGRAM_LEAN : PROGRAM_AGAIN;
 }

@@ -54,12 +54,13 @@ static void run_op(ProgramBuild *b, OpId id) {
   const Place out = build_value(b, op->out);
   const Place aux = op->aux.i != 0 ? build_value(b, op->aux) : out;
   const Place count = op->count != 0 ? build_count(b, op) : out;
-  KernelCall *call = build_call(b, op->kind, KERNEL_F,
+  const bool copies = op->kind == OP_DROPOUT && b->dag->forward_only; /* drops nothing */
+  KernelCall *call = build_call(b, copies ? OP_RESHAPE : op->kind, KERNEL_F,
                                 op->count != 0   ? n + 3
                                 : op->aux.i != 0 ? n + 2
                                                  : n + 1);
   if (call == NULL) return;
-  call->attrs = build_attrs(b, op);
+  if (!copies) call->attrs = build_attrs(b, op);
   for (uint32_t i = 0; i < n; i++)
     if (op->in[i].i != 0) build_arg(b, i, in[i], op->in[i], BIND_READ);
   build_arg(b, n, out, op->out, BIND_WRITE);

@@ -31,6 +31,10 @@ typedef struct BucketUses {
   uint32_t all_devs; /* sorted union of all device sets */
 } BucketUses;
 
+/* What is left of the directives where there are only forward passes: filters of other passes are gone,
+ * as are orders of nothing else. Shares what it can with 's'. Out of memory only. */
+PiperStatus strategy_forward(const Strategy *s, Arena *arena, Strategy *out, PiperErr *err);
+
 /* The nodes that keep buckets the same on their holders (pass_reduce.c). False: out of memory. */
 bool add_bucket_nodes(Dag *d, const BucketUses *uses, bool clip);
 

@@ -4,6 +4,7 @@
  * ensures   F of chunk c is node c, the Bs follow in reverse order of chunks, so ids are in
  *           topological order; F(p) -> F(c) for each value of chunk p that c reads, F(c) -> B(c)
  *           for what it saves, B(c) -> B(p) for each gradient that flows. Samples [0, batch)
+ *           forward_only: the Fs and what flows between them
  * breaks    nothing
  * on error  out of memory only
  *
@@ -38,7 +39,7 @@ static bool add_nodes(Dag *d) {
   const uint32_t n_chunks = graph_n_chunks(d->graph);
   const uint32_t stream = intern_id(d->names, "default_stream");
   if (stream == 0) return false;
-  for (uint32_t i = 1; i <= 2 * n_chunks; i++) {
+  for (uint32_t i = 1; i <= (d->forward_only ? 1 : 2) * n_chunks; i++) {
     const ChunkId c = {i <= n_chunks ? i : 2 * n_chunks + 1 - i};
     const uint32_t line = intern_id(d->names, graph_name(d->graph, graph_chunk(d->graph, c)->line));
     const uint32_t tags = chunk_tags(d, c);
@@ -73,11 +74,12 @@ PiperStatus pass_build(Dag *d, const Strategy *s, const PassOptions *opt, PiperE
       const ChunkId p = graph_op(g, graph_value(g, v)->op)->chunk;
       if (!add_edge(d, forward_of(p), forward_of(c), (Tensor){.kind = TENSOR_VALUE, .value = v}))
         goto nomem;
-      if (takes_grad[v.i] == i && !add_edge(d, backward_of(d, c), backward_of(d, p),
+      if (takes_grad[v.i] == i && !d->forward_only && !add_edge(d, backward_of(d, c), backward_of(d, p),
                                             (Tensor){.kind = TENSOR_GRAD, .value = v, .chunk = c}))
         goto nomem;
     }
-    if (!add_edge(d, forward_of(c), backward_of(d, c), (Tensor){.kind = TENSOR_SAVED, .chunk = c}))
+    if (!d->forward_only &&
+        !add_edge(d, forward_of(c), backward_of(d, c), (Tensor){.kind = TENSOR_SAVED, .chunk = c}))
       goto nomem;
   }
   free(takes_grad);

@@ -223,7 +223,7 @@ bool add_bucket_nodes(Dag *d, const BucketUses *uses, bool clip) {
   for (uint32_t b = 1; held && b < d->buckets.n; b++) {
     const size_t first = use;
     while (use < uses->at.n && uses->at.at[use].bucket == b) use++;
-    if (d->buckets.at[b].trained) held = add_bucket(&w, (BucketId){b}, first, use);
+    if (d->buckets.at[b].trained && !d->forward_only) held = add_bucket(&w, (BucketId){b}, first, use);
   }
   vec_free(&w.sources);
   vec_free(&w.ends);

@@ -98,6 +98,7 @@ static bool names_split(const Directive *x) {
 
 PiperStatus pass_split_backward(Dag *d, const Strategy *s, const PassOptions *opt, PiperErr *err) {
   (void)opt;
+  if (d->forward_only) return PIPER_OK;
   bool any = false;
   for (uint32_t i = 0; i < s->n; i++) any = any || names_split(&s->at[i]);
   if (!any) return PIPER_OK;

@@ -59,10 +59,17 @@ PiperStatus passes_run(const Graph *g, int64_t batch, const Strategy *s, const P
   if (batch < 1)
     return err_set(err, PIPER_EUSER, "batch is %lld; it has to be at least 1", (long long)batch);
   TRY(check_dump_name(opt->dump_after, err));
+  Arena *scratch = opt->forward_only ? arena_new() : NULL;
+  Strategy forward;
   Dag *d = dag_new(g, batch);
-  if (d == NULL) return err_nomem(err, "the training DAG");
   unsigned facts = 0;
-  PiperStatus st = PIPER_OK;
+  PiperStatus st =
+      d == NULL || (opt->forward_only && scratch == NULL) ? err_nomem(err, "the training DAG") : PIPER_OK;
+  if (st == PIPER_OK && opt->forward_only) {
+    d->forward_only = true;
+    st = strategy_forward(s, scratch, &forward, err);
+    s = &forward;
+  }
   for (int i = 0; st == PIPER_OK && i < N_PASSES; i++) {
     const struct Row *row = &PASSES[i];
     assert((facts & row->needs) == row->needs);
@@ -76,6 +83,7 @@ PiperStatus passes_run(const Graph *g, int64_t batch, const Strategy *s, const P
     if (st == PIPER_OK && opt->dump_after != NULL && strcmp(opt->dump_after, row->name) == 0)
       st = dag_print(d, opt->dump, err);
   }
+  arena_free(scratch);
   if (st != PIPER_OK) {
     dag_free(d);
     return st;

@@ -11,6 +11,7 @@ typedef struct PassOptions {
   bool clip;              /* each UPDATE waits for the metrics: it scales by the global norm */
   OrderRule order_rule;   /* of the order that zero takes where directives leave one open ... */
   const CostTable *cost;  /* ... and what nodes cost in it; NULL: COST_CPU */
+  bool forward_only;      /* for evaluation (Dag.forward_only): of the directives what is about F */
   bool verify;            /* dag_verify after each pass */
   const char *dump_after; /* name of a pass after which the DAG's text goes to *dump; NULL: none */
   char **dump;            /* malloc'ed, the caller's */

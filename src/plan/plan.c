@@ -35,6 +35,16 @@ void plan_free(Plan *p) {
   free(p);
 }
 
+uint64_t plan_kept_bytes(const RankPlan *r) {
+  uint64_t end = 0;
+  for (size_t k = 0; k < r->buffers.n; k++) {
+    const Buffer *b = &r->buffers.at[k];
+    const bool kept = b->role == BUFFER_PARAMS || b->role == BUFFER_GRADS || b->role == BUFFER_STATE;
+    if (kept && b->offset + b->bytes > end) end = b->offset + b->bytes;
+  }
+  return (end + 63) / 64 * 64;
+}
+
 const RankPlan *plan_rank(const Plan *p, int32_t rank) {
   uint32_t lo = 0, hi = p->n_ranks; /* ascending */
   while (lo < hi) {

@@ -107,6 +107,8 @@ typedef struct RankPlan {
   uint64_t scratch_offset;   /* KernelRun.scratch of every RUN that needs it */
   uint64_t scratch_bytes;    /* OP_SCRATCH_BYTES for each thread of the rank; 0: no program needs it */
   uint64_t arena_bytes;      /* peak */
+  uint64_t shared_bytes;     /* of a plan that uses the parameters of another one: offsets from
+                                arena_bytes on, so many, are those of that plan's rank from 0 on */
   uint64_t at_peak[MEM_COUNT]; /* bytes of each category at the instant of the peak; gaps between
                                   buffers count as workspace; they sum to arena_bytes */
   uint32_t peak_instr;       /* that instant */
@@ -124,6 +126,9 @@ typedef struct PlanOptions {
 
 typedef struct Plan {
   const Graph *graph;        /* not owned; outlives the plan */
+  const struct Plan *trains; /* not owned; outlives this plan, which is forward_only and uses the
+                                parameters of that one: the same buckets on the same ranks. NULL: its
+                                parameters are its own */
   Dag *dag;                  /* owned */
   Programs *programs;        /* owned */
   PlanOptions options;
@@ -141,6 +146,9 @@ typedef struct Plan {
   Arena *arena;              /* names */
   uint64_t digest;
 } Plan;
+
+/* What a rank keeps from step to step lies at the start of its arena: so many bytes. */
+uint64_t plan_kept_bytes(const RankPlan *r);
 
 void plan_free(Plan *p); /* NULL is fine */
 const RankPlan *plan_rank(const Plan *p, int32_t rank); /* NULL: not in the plan */

@@ -97,6 +97,7 @@ static void hash_rank(Hash *h, const Plan *plan, const RankPlan *r) {
   hash_u64(h, r->metrics_offset);
   hash_u64(h, r->scratch_offset);
   hash_u64(h, r->scratch_bytes);
+  hash_u64(h, r->shared_bytes);
   hash_u64(h, r->streams.n);
   for (size_t i = 0; i < r->streams.n; i++) {
     hash_str(h, r->streams.at[i].name);

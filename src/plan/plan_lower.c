@@ -513,7 +513,8 @@ static PiperStatus add_state(Lower *w) {
   }
   for (int role = BUFFER_PARAMS; role <= BUFFER_STATE; role++)
     for (uint32_t b = 1; b < d->buckets.n; b++) {
-      if (!w->kept[b].held || (role != BUFFER_PARAMS && !d->buckets.at[b].trained)) continue;
+      const bool trained = d->buckets.at[b].trained && !d->forward_only;
+      if (!w->kept[b].held || (role != BUFFER_PARAMS && !trained)) continue;
       for (uint32_t s = 0; s < (role == BUFFER_STATE ? n_slots : 1); s++) {
         const Entry e = kept_entry(w, (BufferRole)role, b, s);
         if (entry(w, &e) == NONE) return nomem(w);

@@ -576,6 +576,7 @@ static void account(RankPlan *r) {
   for (size_t k = 0; k < r->buffers.n; k++) {
     const Buffer *b = &r->buffers.at[k];
     if (!b->whole_step && (b->first > r->peak_instr || b->last < r->peak_instr)) continue;
+    if (b->offset >= r->arena_bytes && b->bytes > 0) continue; /* shared */
     r->at_peak[b->category] += b->bytes;
     sum += b->bytes;
   }
@@ -597,13 +598,37 @@ static bool make_smaller(Mem *m, uint64_t base, uint64_t bound, uint64_t slack) 
   return place_all(m, base, best == AVOID_WAITS ? bound + slack : bound, best);
 }
 
-static bool place_rank(RankPlan *r, uint64_t limit) {
+/* Parameters that another plan keeps, behind the rank's own arena. */
+static bool share_params(RankPlan *r, const RankPlan *trains) {
+  const uint64_t kept = plan_kept_bytes(trains);
+  for (size_t k = 0; k < r->buffers.n; k++) {
+    Buffer *b = &r->buffers.at[k];
+    if (b->role != BUFFER_PARAMS) continue;
+    const Buffer *of = NULL;
+    for (size_t i = 0; i < trains->buffers.n && of == NULL; i++) {
+      const Buffer *x = &trains->buffers.at[i];
+      if (x->role == BUFFER_PARAMS && x->id == b->id && x->lo == b->lo && x->hi == b->hi &&
+          x->bytes == b->bytes)
+        of = x;
+    }
+    if (of == NULL) return false;
+    b->offset = r->arena_bytes + of->offset;
+  }
+  r->shared_bytes = kept;
+  return true;
+}
+
+typedef enum Placed { PLACED, NO_MEMORY, NOT_SHARED } Placed;
+
+/* trains: NULL, or the rank whose parameters are used. */
+static Placed place_rank(RankPlan *r, uint64_t limit, const RankPlan *trains) {
   Mem m = {.rank = r};
   const size_t n = r->buffers.n > 0 ? r->buffers.n : 1;
   uint64_t base = 0, bound, slack;
-  bool held = false;
+  Placed result = NO_MEMORY;
   for (size_t k = 0; k < r->buffers.n; k++) {
     if (!r->buffers.at[k].whole_step) continue;
+    if (trains != NULL && r->buffers.at[k].role == BUFFER_PARAMS) continue;
     r->buffers.at[k].offset = base;
     base += aligned(r->buffers.at[k].bytes);
   }
@@ -620,21 +645,30 @@ static bool place_rank(RankPlan *r, uint64_t limit) {
   if (m.end > base + bound + slack + bound / 64 || (limit != 0 && m.end > limit))
     if (!make_smaller(&m, base, bound, slack)) goto out;
   if (!keep(&m)) goto out;
+  result = trains == NULL || share_params(r, trains) ? PLACED : NOT_SHARED;
   resolve(r);
   account(r);
-  held = true;
 out:
   free(m.before), free(m.seen), free(m.segment), free(m.offset);
   clocks_free(&m.clocks);
   deps_free(&m.deps);
   vec_free(&m.segments), vec_free(&m.pieces), vec_free(&m.spare_segments);
   vec_free(&m.spare_pieces), vec_free(&m.links), vec_free(&m.waits), vec_free(&m.wait_first);
-  return held;
+  return result;
 }
 
 PiperStatus plan_place_memory(Plan *plan, PiperErr *err) {
-  for (uint32_t i = 0; i < plan->n_ranks; i++)
-    if (!place_rank(&plan->ranks[i], plan->options.memory_limit))
-      return err_nomem(err, "the memory plan");
+  for (uint32_t i = 0; i < plan->n_ranks; i++) {
+    RankPlan *r = &plan->ranks[i];
+    const RankPlan *trains = plan->trains != NULL ? plan_rank(plan->trains, r->rank) : NULL;
+    uint64_t limit = plan->options.memory_limit;
+    /* It runs while the other one does not: best within what that has besides what it keeps. */
+    if (trains != NULL) limit = trains->arena_bytes - plan_kept_bytes(trains);
+    Placed result = plan->trains != NULL && trains == NULL ? NOT_SHARED : place_rank(r, limit, trains);
+    if (result == NO_MEMORY) return err_nomem(err, "the memory plan");
+    if (result == NOT_SHARED)
+      return err_set(err, PIPER_EBUG, "rank %d does not keep the parameters that the other plan keeps there",
+                     (int)r->rank);
+  }
   return PIPER_OK;
 }

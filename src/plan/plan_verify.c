@@ -131,7 +131,9 @@ static PiperStatus check_buffers(Verifier *v, uint32_t index) {
     const Buffer *b = &r->buffers.at[k];
     if (!known_id(v->plan, b) || b->category >= MEM_COUNT)
       return verify_fault(v, "rank %d: buffer %u is of no known kind", r->rank, k);
-    if (b->bytes > r->arena_bytes || b->offset > r->arena_bytes - b->bytes)
+    const bool shared = r->shared_bytes > 0 && b->role == BUFFER_PARAMS;
+    const uint64_t end = r->arena_bytes + (shared ? r->shared_bytes : 0);
+    if (b->bytes > end || b->offset > end - b->bytes || (shared && b->offset < r->arena_bytes))
       return verify_fault(v, "rank %d: %s ends at byte %llu, outside the arena of %llu bytes",
                           r->rank, verify_buffer(v, index, k).text,
                           (unsigned long long)(b->offset + b->bytes),

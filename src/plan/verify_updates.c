@@ -605,7 +605,25 @@ static PiperStatus check_norms(Updates *u) {
   return PIPER_OK;
 }
 
+/* Evaluation leaves parameters as they are. */
+static PiperStatus check_only_read(Verifier *v) {
+  for (uint32_t r = 0; r < v->plan->n_ranks; r++) {
+    const RankPlan *rank = &v->plan->ranks[r];
+    for (uint32_t i = 0; i < rank->instrs.n; i++) {
+      const Instr *x = &rank->instrs.at[i];
+      for (uint32_t k = x->access_first; k < x->access_first + x->n_accesses; k++) {
+        const Access *a = &rank->accesses.at[k];
+        if (a->write && rank->buffers.at[a->buffer].role == BUFFER_PARAMS)
+          return verify_fault(v, "%s writes %s, and nothing is trained here",
+                              verify_label(v, r, i).text, verify_buffer(v, r, a->buffer).text);
+      }
+    }
+  }
+  return PIPER_OK;
+}
+
 PiperStatus verify_updates(Verifier *v) {
+  if (v->plan->dag->forward_only) return check_only_read(v);
   Updates u = {.v = v, .element_bytes = dtype_bytes(v->plan->options.dtype)};
   PiperStatus st = begin(&u);
   if (st == PIPER_OK) find_totals(&u);

@@ -100,9 +100,28 @@ static PiperStatus find_buckets(RankExec *x, PiperErr *err) {
   return PIPER_OK;
 }
 
+static PiperStatus open_memory(RankExec *x, const RankExec *beside, PiperErr *err) {
+  const RankPlan *rank = x->rank;
+  if ((rank->shared_bytes > 0) != (beside != NULL) ||
+      (beside != NULL && rank->shared_bytes > beside->rank->arena_bytes))
+    return err_set(err, PIPER_EBUG, "rank %d: the plan whose parameters it uses is not at work",
+                   (int)rank->rank);
+  if (beside != NULL) {
+    x->shared = beside->arena;
+    if (rank->arena_bytes <= beside->rank->arena_bytes - rank->shared_bytes) {
+      x->arena = beside->arena + rank->shared_bytes;
+      return PIPER_OK;
+    }
+  }
+  x->arena = x->device->ops->alloc(x->device, rank->arena_bytes);
+  if (x->arena != NULL) return PIPER_OK;
+  return err_set(err, PIPER_ENOMEM, "rank %d: no memory for its %llu bytes", (int)rank->rank,
+                 (unsigned long long)rank->arena_bytes);
+}
+
 PiperStatus exec_open(RankExec *x, const Plan *plan, const RankPlan *rank, const DeviceOps *device,
                       const DeviceConfig *cfg, CommHub *comm_hub, const CommOps *comm,
-                      PiperErr *err) {
+                      const RankExec *beside, PiperErr *err) {
   x->plan = plan;
   x->rank = rank;
   x->n_programs = programs_count(plan->programs);
@@ -112,11 +131,7 @@ PiperStatus exec_open(RankExec *x, const Plan *plan, const RankPlan *rank, const
   if (x->runs == NULL || x->bases == NULL || x->checked == NULL) return err_nomem(err, "rank");
   TRY(device->open(cfg, &x->device, err));
   TRY(comm->open(comm_hub, x->device, &x->comm, err));
-  x->arena = device->alloc(x->device, rank->arena_bytes);
-  if (x->arena == NULL) {
-    return err_set(err, PIPER_ENOMEM, "rank %d: no memory for its %llu bytes", (int)rank->rank,
-                   (unsigned long long)rank->arena_bytes);
-  }
+  TRY(open_memory(x, beside, err));
   TRY(find_buckets(x, err));
   TRY(make_streams(x, err));
   return open_groups(x, err);
@@ -124,8 +139,9 @@ PiperStatus exec_open(RankExec *x, const Plan *plan, const RankPlan *rank, const
 
 /* Plans are also loaded from files: what is wrong with one must not become a wild access. */
 static PiperStatus in_arena(const RankExec *x, uint64_t offset, uint64_t bytes, PiperErr *err) {
-  const uint64_t size = x->rank->arena_bytes;
+  const uint64_t size = x->rank->arena_bytes, all = size + x->rank->shared_bytes;
   if (offset <= size && bytes <= size - offset) return PIPER_OK;
+  if (offset >= size && offset <= all && bytes <= all - offset) return PIPER_OK;
   return err_set(err, PIPER_EBUG, "bytes %llu + %llu lie outside the arena of %llu",
                  (unsigned long long)offset, (unsigned long long)bytes, (unsigned long long)size);
 }
@@ -152,7 +168,7 @@ static PiperStatus enqueue_run(RankExec *x, uint32_t index, PiperErr *err) {
   for (uint32_t b = 0; b < p->n_bindings; b++) {
     const uint64_t offset = r->bind_offset.at[i->bind_first + b];
     TRY(in_arena(x, offset, p->bindings[b].bytes, err));
-    x->bases[i->bind_first + b] = x->arena + offset;
+    x->bases[i->bind_first + b] = exec_at(x, offset);
   }
   if (p->scratch) TRY(in_arena(x, r->scratch_offset, r->scratch_bytes, err));
   x->runs[index] = (KernelRun){
@@ -183,7 +199,7 @@ static PiperStatus enqueue_collective(RankExec *x, uint32_t index, PiperErr *err
   const uint64_t element = dtype_bytes(i->dtype);
   CommGroup *g = group_handle(x, i);
   DeviceStream *s = x->streams[i->stream];
-  unsigned char *at = x->arena + i->offset, *part = x->arena + i->part;
+  unsigned char *at = exec_at(x, i->offset), *part = exec_at(x, i->part);
   const Share *shares = NULL;
   if (element == 0) return err_set(err, PIPER_EBUG, "a sum of no type");
   const CommSum sum = {
@@ -206,8 +222,8 @@ static PiperStatus enqueue(RankExec *x, uint32_t index, PiperErr *err) {
   const DeviceOps *dev = x->device->ops;
   const CommOps *comm = x->comm->ops;
   DeviceStream *s = x->streams[i->stream];
-  unsigned char *at = x->arena + i->offset;
   if (i->kind != INSTR_RUN) TRY(in_arena(x, i->offset, i->bytes, err));
+  unsigned char *at = exec_at(x, i->offset);
   for (uint32_t w = 0; w < i->n_waits; w++) {
     DeviceEvent *e = x->events[r->waits.at[i->wait_first + w]];
     if (e == NULL) return err_set(err, PIPER_EBUG, "waits for an instruction that does not signal");

@@ -26,6 +26,7 @@ struct Job {
   DeviceHub *device_hub;
   CommHub *comm_hub;
   RankExec *ranks; /* plan->n_ranks */
+  Job *trains;     /* whose parameters are used; NULL: its own */
   Params params;
   int64_t step;    /* the present or last one */
   atomic_int stop;
@@ -47,6 +48,11 @@ static void job_stop(Job *job, PiperStatus code, const char *text) {
   }
 }
 
+/* What messages call a step. */
+static const char *step_word(const Job *job) {
+  return job->plan->dag->forward_only ? "evaluation batch" : "step";
+}
+
 /* DeviceConfig.fail: "rank 3, step 12, 1F3 (train.lua:12): loss is nan". */
 static void rank_failed(void *ctx, int32_t rank, uint32_t label, const PiperErr *err) {
   RankExec *x = ctx;
@@ -56,8 +62,8 @@ static void rank_failed(void *ctx, int32_t rank, uint32_t label, const PiperErr 
   plan_instr_label(x->plan, x->rank, label, instr, sizeof instr);
   snprintf(prefix, sizeof prefix, "rank %d, ", (int)rank);
   if (strncmp(instr, prefix, strlen(prefix)) == 0) node += strlen(prefix);
-  err_set(&full, err->code, "rank %d, step %lld, %s: %s", (int)rank, (long long)x->job->step, node,
-          err->text);
+  err_set(&full, err->code, "rank %d, %s %lld, %s: %s", (int)rank, step_word(x->job),
+          (long long)x->job->step, node, err->text);
   job_stop(x->job, full.code, full.text);
 }
 
@@ -90,6 +96,14 @@ static PiperStatus poison(RankExec *x, PiperErr *err) {
   return PIPER_OK;
 }
 
+/* The same rank of the job that trains; NULL: there is none. */
+static const RankExec *rank_beside(const Job *job, int32_t rank) {
+  const Job *trains = job->trains;
+  for (uint32_t r = 0; trains != NULL && r < trains->plan->n_ranks; r++)
+    if (trains->ranks[r].rank->rank == rank) return &trains->ranks[r];
+  return NULL;
+}
+
 static PiperStatus open_rank(Job *job, uint32_t index, PiperErr *err) {
   RankExec *x = &job->ranks[index];
   const RankPlan *rank = &job->plan->ranks[index];
@@ -104,7 +118,8 @@ static PiperStatus open_rank(Job *job, uint32_t index, PiperErr *err) {
   };
   x->job = job;
   x->fault_instr = hooks_fault_instr(&job->hooks, job->plan, rank);
-  TRY(exec_open(x, job->plan, rank, &DEVICE_CPU, &cfg, job->comm_hub, &COMM_LOCAL, err));
+  TRY(exec_open(x, job->plan, rank, &DEVICE_CPU, &cfg, job->comm_hub, &COMM_LOCAL,
+                rank_beside(job, rank->rank), err));
   return job->hooks.poison ? poison(x, err) : PIPER_OK;
 }
 
@@ -121,16 +136,20 @@ static PiperStatus open_all(Job *job, const JobConfig *cfg, PiperErr *err) {
     TRY(job->ranks[r].comm->ops->connect(job->ranks[r].comm, err));
   }
   job->params = (Params){job->plan, job->ranks};
-  TRY(params_init(&job->params, cfg->seed, err));
+  if (job->trains == NULL) TRY(params_init(&job->params, cfg->seed, err));
   for (uint32_t r = 0; r < n; r++) TRY(exec_capture(&job->ranks[r], err));
   return PIPER_OK;
 }
 
 PiperStatus job_open(const Plan *plan, const JobConfig *cfg, Job **out, PiperErr *err) {
   PiperStatus st;
+  if (plan->trains != (cfg->trains != NULL ? cfg->trains->plan : NULL))
+    return err_set(err, PIPER_EBUG, "job: not the plan whose parameters this one uses");
+  if (cfg->trains != NULL) TRY(check_alive(cfg->trains, err));
   Job *job = calloc(1, sizeof *job);
   if (job == NULL) return err_nomem(err, "job");
   job->plan = plan;
+  job->trains = cfg->trains;
   pthread_mutex_init(&job->lock, NULL);
   job->ranks = calloc((size_t)plan->n_ranks + 1, sizeof *job->ranks);
   st = job->ranks != NULL ? open_all(job, cfg, err) : err_nomem(err, "job");
@@ -228,7 +247,7 @@ static double seconds(void) {
 static void watchdog_bites(Job *job, double quiet) {
   char report[PIPER_ERR_TEXT], text[PIPER_ERR_TEXT];
   watchdog_report(job->plan, job->ranks, report, sizeof report - 128);
-  snprintf(text, sizeof text, "step %lld: nothing has completed for %.3g s; %.*s",
+  snprintf(text, sizeof text, "%s %lld: nothing has completed for %.3g s; %.*s", step_word(job),
            (long long)job->step, quiet, (int)sizeof report - 128, report);
   job_stop(job, PIPER_EBUG, text);
 }
@@ -292,6 +311,35 @@ PiperStatus job_step(Job *job, const JobStep *step, double *metrics, PiperErr *e
   if (st == PIPER_OK) return PIPER_OK;
   job_stop(job, st, own.text);
   return check_alive(job, err);
+}
+
+/* The op whose multiple the loss is; NULL: it divides by no count, or is something else. */
+static const Op *counted_op(const Graph *g, uint32_t loss) {
+  ValueId v = g->losses.at[loss].value;
+  while (graph_value(g, v)->kind == VALUE_OP) {
+    const Op *op = graph_op(g, graph_value(g, v)->op);
+    if (op->count != 0) return op;
+    if (op->kind != OP_SCALE && op->kind != OP_RESHAPE) break;
+    v = op->in[0];
+  }
+  return NULL;
+}
+
+PiperStatus job_loss_count(Job *job, uint32_t loss, double *out, PiperErr *err) {
+  const Op *op = counted_op(job->plan->graph, loss);
+  *out = -1;
+  TRY(check_alive(job, err));
+  for (uint32_t r = 0; op != NULL && r < job->plan->n_ranks; r++) {
+    const RankExec *x = &job->ranks[r];
+    for (size_t i = 0; i < x->rank->buffers.n; i++) {
+      const Buffer *b = &x->rank->buffers.at[i];
+      if (b->role != BUFFER_COUNTS || b->id != op->chunk.i) continue;
+      return x->device->ops->copy_out(x->device, out,
+                                      x->arena + b->offset + (op->count - 1) * sizeof *out,
+                                      sizeof *out, err);
+    }
+  }
+  return PIPER_OK;
 }
 
 /* ---- between steps ----------------------------------------------------------------------------------- */

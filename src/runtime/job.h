@@ -12,6 +12,9 @@ typedef struct Job Job;
 
 typedef struct JobConfig {
   uint64_t seed;           /* of the initial parameters */
+  Job *trains;             /* of a plan with plan->trains: a job of that plan, whose parameters are used,
+                              of the moment, and whose memory besides what it keeps. It makes no step
+                              until this job is closed */
   double watchdog_seconds; /* a step in which nothing completes for so long is ended with a report;
                               0: PIPER_WATCHDOG from the environment, or 60; < 0: never */
 } JobConfig;
@@ -44,6 +47,10 @@ typedef struct JobStep {
 /* Runs one step. metrics: graph_n_metrics numbers, the losses, the norm of the gradient and what
  * graph.h says besides; may be NULL. PIPER_ESTOP: interrupt_pending() became true. */
 PiperStatus job_step(Job *job, const JobStep *step, double *metrics, PiperErr *err);
+
+/* What the l-th loss (from 1) was divided by in the last step, where it is a multiple of a mean over targets
+ * that were counted; < 0: it is not. */
+PiperStatus job_loss_count(Job *job, uint32_t loss, double *out, PiperErr *err);
 
 /* Whole tensors, row-major. Setting changes every copy. Gradients are those of the last step, before
  * the optimizer; zeros for a parameter that takes none. */

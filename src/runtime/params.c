@@ -39,7 +39,7 @@ static bool place_of(const Params *p, uint32_t rank, ParamId id, bool grad, Plac
   if (grad) s = share_common(s, bucket_updated(d, home.bucket, x->rank->rank));
   if (share_size(s) == 0) return false;
   *out = (Place){.rank = x,
-                 .at = x->arena + b->offset + (uint64_t)(s.lo - b->lo) * dtype_bytes(dtype),
+                 .at = exec_at(x, b->offset) + (uint64_t)(s.lo - b->lo) * dtype_bytes(dtype),
                  .dtype = dtype,
                  .first = s.lo - home.offset,
                  .elements = share_size(s)};

@@ -89,7 +89,7 @@ static void errors(const Graph *g) {
       {"", "line 1, column 1: expected \"dag\""},
       {"graph", "line 1, column 6: the first line is: dag batch=N dims=N"},
       {"dag dims=2", "line 1, column 11: batch is at least 1"},
-      {"dag size=2", "line 1, column 9: unknown field \"size\"; they are batch and dims"},
+      {"dag size=2", "line 1, column 9: unknown field \"size\"; they are batch, dims and forward_only"},
       {"dag batch=9223372036854775808", "line 1, column 11: number above 9223372036854775807"},
       {"dag batch=24 dims=4294967296", "line 1, column 19: number above 4294967295"},
       {DAG "nonsense",

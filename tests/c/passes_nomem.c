@@ -43,11 +43,7 @@ static void strategy(TestStrategy *t) {
   strategy_order(t, "PP=1 PASS=F MB=0;PP=1 PASS=B MB=0");
 }
 
-int main(void) {
-  Graph *g = model();
-  TestStrategy t = {0};
-  strategy(&t);
-  const Strategy s = strategy_of(&t);
+static void each_fails(const Graph *g, const Strategy *s, bool forward_only) {
   bool clean = true, struck = true;
   long n = 0;
   for (; struck; n++) {
@@ -55,9 +51,10 @@ int main(void) {
     char *text = NULL;
     Dag *d = NULL;
     const PassOptions opt = {
-        .float_bytes = 4, .verify = true, .dump_after = "order", .dump = &text};
+        .float_bytes = 4, .forward_only = forward_only, .verify = true, .dump_after = "order",
+        .dump = &text};
     nomem_at(n);
-    const PiperStatus st = passes_run(g, 16, &s, &opt, &d, &err);
+    const PiperStatus st = passes_run(g, 16, s, &opt, &d, &err);
     struck = nomem_struck();
     nomem_at(-1);
     if (st != (struck ? PIPER_ENOMEM : PIPER_OK)) {
@@ -67,8 +64,17 @@ int main(void) {
     dag_free(d);
     free(text);
   }
-  ok(clean, "each of %ld failures gives PIPER_ENOMEM", n - 1);
+  ok(clean, "each of %ld failures gives PIPER_ENOMEM%s", n - 1, forward_only ? ", forward only" : "");
   ok(n > 50, "there were failures");
+}
+
+int main(void) {
+  Graph *g = model();
+  TestStrategy t = {0};
+  strategy(&t);
+  const Strategy s = strategy_of(&t);
+  each_fails(g, &s, false);
+  each_fails(g, &s, true);
   strategy_clear(&t);
   graph_free(g);
   return done_testing();

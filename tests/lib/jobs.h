@@ -18,6 +18,7 @@ typedef struct Layout {
   int32_t first_rank, stride;             /* rank of device 0, and from one rank to the next; 0: 1 */
   uint32_t threads; /* of each rank; 0: as compile chooses */
   bool single_stream;
+  const Plan *trains;      /* evaluation with the parameters of that one's job */
   OptimizerSpec optimizer; /* kind OPTIMIZER_NONE: sgd */
 } Layout;
 
@@ -105,9 +106,10 @@ static inline Plan *jobs_plan(const Graph *g, const Layout *l) {
       .batch = JOBS_BATCH,
       .plan = {.dtype = DT_F64, .single_stream = l->single_stream, .optimizer = l->optimizer,
                .threads_per_rank = l->threads},
+      .trains = l->trains,
       .verify = true,
   };
-  if (o.plan.optimizer.kind == OPTIMIZER_NONE) {
+  if (o.plan.optimizer.kind == OPTIMIZER_NONE && o.trains == NULL) {
     o.plan.optimizer = (OptimizerSpec){.kind = OPTIMIZER_SGD, .lr = 0.125};
   }
   jobs_need(compile_plan(g, &s, &o, &out, &dump, &err), &err);

@@ -13,7 +13,7 @@ again() { # NAME VARIABLE=VALUE...
     grep -v '^ok' "$tmp/out" | sed 's/^/# /' | head -20
   done
 }
-scripts="equal_exact ignore_index"
+scripts="equal_exact ignore_index evaluate"
 for seed in 1 2 3; do
   again "random sleeps, seed $seed" PIPER_JITTER=$seed:300
 done
