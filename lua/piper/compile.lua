@@ -130,6 +130,13 @@ function Plan:memory() return self.core:memory() end
 ---@return { instructions: integer, transfers: integer, collectives: integer, conflicts: integer }
 function Plan:verify() return self.core:verify() end
 
+---What a step communicates: a list of { bucket, what, kind, stream, devices, calls, bytes }. A collective
+---is one call however many devices make it; bytes are those of all its calls: of what is reduced or
+---gathered, or sent. 'bucket' is named by its first parameter; nil where it is no bucket's. 'devices' of a
+---transfer are its source and its destination.
+---@return { bucket: string?, what: string, kind: string, stream: string, devices: integer[], calls: integer, bytes: integer }[]
+function Plan:communication() return self.core:communication() end
+
 ---A hash of everything that has to be equal on all ranks.
 ---@return string hex
 function Plan:digest() return self.core:digest() end

@@ -10,6 +10,7 @@
 #include "bind/bind_directives.h"
 #include "bind/bind_model.h"
 #include "compile/compile.h"
+#include "plan/plan_comm.h"
 #include "plan/plan_text.h"
 #include "plan/plan_verify.h"
 
@@ -24,12 +25,14 @@ typedef struct LuaPlan {
 typedef struct Scratch {
   Arena *arena;
   char *text; /* malloc'ed */
+  CommRows rows;
 } Scratch;
 
 static int scratch_gc(lua_State *L) {
   Scratch *s = luaL_checkudata(L, 1, SCRATCH_MT);
   arena_free(s->arena);
   free(s->text);
+  vec_free(&s->rows);
   *s = (Scratch){0};
   return 0;
 }
@@ -151,6 +154,48 @@ static int plan_lua_memory(lua_State *L) {
   return 1;
 }
 
+/* The i-th row as a table on top. */
+static void push_comm_row(lua_State *L, const Plan *plan, const CommRow *row) {
+  char name[256];
+  lua_createtable(L, 0, 7);
+  lua_pushstring(L, COMM_WHAT_NAME[row->what]);
+  lua_setfield(L, -2, "what");
+  lua_pushstring(L, row->group != 0 ? INSTR_NAME[row->kind] : "transfer");
+  lua_setfield(L, -2, "kind");
+  lua_pushstring(L, row->stream);
+  lua_setfield(L, -2, "stream");
+  if (row->bucket != 0) {
+    plan_bucket_name(plan, row->bucket, name, sizeof name);
+    lua_pushstring(L, name);
+    lua_setfield(L, -2, "bucket");
+  }
+  set_int(L, "calls", row->calls);
+  set_int(L, "bytes", row->bytes);
+  const int32_t pair[2] = {row->from, row->to};
+  const uint32_t n = row->group != 0 ? devsets_size(plan->dag->devsets, row->group) : 2;
+  const int32_t *ranks = row->group != 0 ? devsets_ranks(plan->dag->devsets, row->group) : pair;
+  lua_createtable(L, (int)n, 0);
+  for (uint32_t j = 0; j < n; j++) {
+    lua_pushinteger(L, ranks[j]);
+    lua_seti(L, -2, (lua_Integer)j + 1);
+  }
+  lua_setfield(L, -2, "devices");
+}
+
+/* {{ bucket = or nil, what =, kind =, stream =, devices =, calls =, bytes = }, ...} */
+static int plan_lua_communication(lua_State *L) {
+  const Plan *plan = bind_check_plan(L, 1);
+  Scratch *s = push_scratch(L);
+  PiperErr err = {0};
+  BIND_TRY(L, plan_communication(plan, &s->rows, &err), &err);
+  lua_createtable(L, (int)s->rows.n, 0);
+  for (size_t k = 0; k < s->rows.n; k++) {
+    push_comm_row(L, plan, &s->rows.at[k]);
+    lua_seti(L, -2, (lua_Integer)k + 1);
+  }
+  return 1;
+}
+
 static int plan_lua_verify(lua_State *L) {
   const Plan *plan = bind_check_plan(L, 1);
   PlanProof proof = {0};
@@ -194,8 +239,13 @@ static int plan_lua_info(lua_State *L) {
 
 int luaopen_piper_core_plan(lua_State *L) {
   static const luaL_Reg METHODS[] = {
-      {"actions", plan_lua_actions}, {"table", plan_lua_table},   {"memory", plan_lua_memory},
-      {"verify", plan_lua_verify},   {"digest", plan_lua_digest}, {"info", plan_lua_info},
+      {"actions", plan_lua_actions},
+      {"table", plan_lua_table},
+      {"memory", plan_lua_memory},
+      {"verify", plan_lua_verify},
+      {"digest", plan_lua_digest},
+      {"info", plan_lua_info},
+      {"communication", plan_lua_communication},
       {NULL, NULL},
   };
   luaL_newmetatable(L, SCRATCH_MT);

@@ -479,12 +479,18 @@ static PiperStatus check_gathered(Verifier *v, uint32_t n, BucketId b, bool read
   return PIPER_OK;
 }
 
+static bool has_source(const Verifier *v, uint32_t n, NodeKind kind) {
+  for (uint32_t k = v->adj.in_first[n]; k < v->adj.in_first[n + 1]; k++)
+    if (v->d->kind[v->d->edges.at[v->adj.in_edge[k]].src] == kind) return true;
+  return false;
+}
+
 static PiperStatus check_gathers(Verifier *v) {
   const Dag *d = v->d;
   const Graph *g = v->g;
   for (uint32_t n = 1; n < d->n; n++) {
-    if (d->kind[n] == NODE_ALL_GATHER && v->adj.out_first[n] == v->adj.out_first[n + 1] &&
-        v->adj.in_first[n] == v->adj.in_first[n + 1])
+    const bool idle = v->adj.out_first[n] == v->adj.out_first[n + 1];
+    if (idle && d->kind[n] == NODE_ALL_GATHER && !has_source(v, n, NODE_UPDATE))
       return BROKEN(v, "%s serves nobody", node_name(v, n));
     if (d->kind[n] != NODE_COMPUTE) continue;
     const Chunk *chunk = graph_chunk(g, (ChunkId){d->chunk[n]});

@@ -1,5 +1,7 @@
 #include "plan/plan_text.h"
 
+#include "plan/plan_comm.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -366,6 +368,46 @@ static bool put_traffic(const Plan *p, Text *t) {
   return held;
 }
 
+/* A base name without its channel: "pp_stream" of "pp_stream/F/0>1". */
+static int stream_length(const CommRow *r) { return (int)strcspn(r->stream, "/"); }
+
+static bool same_line(const CommRow *a, const CommRow *b) {
+  const int n = stream_length(a);
+  return a->what == b->what && a->kind == b->kind && n == stream_length(b) &&
+         strncmp(a->stream, b->stream, (size_t)n) == 0;
+}
+
+/* Alike over all buckets and ranks: a line each. */
+static bool put_communication(const Plan *p, Text *t) {
+  CommRows rows = {0};
+  bool held = plan_communication(p, &rows, NULL) == PIPER_OK;
+  if (held && rows.n > 0)
+    held = put(t, "\ncommunication of a step\n%-16s%-12s%-24s%9s%9s%13s\n", "kind", "what",
+               "stream", "buckets", "calls", "MiB");
+  for (size_t k = 0; held && k < rows.n; k++) {
+    const CommRow *first = &rows.at[k];
+    uint64_t calls = 0, bytes = 0;
+    uint32_t buckets = 0, last = 0;
+    bool seen = false;
+    for (size_t i = 0; i < k && !seen; i++) seen = same_line(&rows.at[i], first);
+    for (size_t i = k; i < rows.n && !seen; i++) {
+      if (!same_line(&rows.at[i], first)) continue;
+      calls += rows.at[i].calls;
+      bytes += rows.at[i].bytes;
+      buckets += rows.at[i].bucket != last;
+      last = rows.at[i].bucket;
+    }
+    if (seen) continue;
+    held = put(t, "%-16s%-12s%-24.*s", first->group != 0 ? INSTR_NAME[first->kind] : "transfer",
+               COMM_WHAT_NAME[first->what], stream_length(first), first->stream);
+    if (first->bucket != 0) held = held && put(t, "%9u", buckets);
+    else held = held && put(t, "%9s", "-");
+    held = held && put(t, "%9llu%13.3f\n", (unsigned long long)calls, mib(bytes));
+  }
+  vec_free(&rows);
+  return held;
+}
+
 static bool put_streams(const Plan *p, Text *t) {
   U32Vec n = {0};
   bool held = put(t, "\ninstructions of each stream\n");
@@ -392,6 +434,7 @@ PiperStatus plan_table(const Plan *plan, char **out, PiperErr *err) {
       put_head(plan, &t) && put_nodes(plan, &t) && put_instrs(plan, &t) &&
       put_prediction(plan, &t) &&
       put(&t, "%-*s%016llx\n", NAME_WIDTH, "digest", (unsigned long long)plan->digest) &&
-      put_memory(plan, &t) && put_traffic(plan, &t) && put_streams(plan, &t);
+      put_memory(plan, &t) && put_traffic(plan, &t) && put_communication(plan, &t) &&
+      put_streams(plan, &t);
   return finish(&t, held, out, err);
 }

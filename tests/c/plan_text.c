@@ -109,6 +109,12 @@ static void table(void) {
          "1             4        0.001        4        0.001            1        0.000         10  "
          "  33.3%\n"
          "\n"
+         "communication of a step\n"
+         "kind            what        stream                    buckets    calls          MiB\n"
+         "all_reduce      metrics     dp_stream                       -        1        0.000\n"
+         "transfer        values      pp_stream                       -        4        0.001\n"
+         "transfer        gradients   pp_stream                       -        4        0.001\n"
+         "\n"
          "instructions of each stream\n"
          "0     default_stream 10, pp_stream/F/0>1 4, pp_stream/B/1>0 4, dp_stream 1\n"
          "1     pp_stream/F/0>1 4, default_stream 10, pp_stream/B/1>0 4, dp_stream 1",

@@ -25,7 +25,8 @@ static void resolve(RankPlan *r) {
       const Access *a = &r->accesses.at[x->access_first + k];
       const uint64_t at = r->buffers.at[a->buffer].offset + a->lo;
       if (x->kind == INSTR_RUN) r->bind_offset.at[x->bind_first + k] = at;
-      else x->offset = at;
+      else if (k == 0) x->offset = at;
+      else x->part = at;
     }
   }
 }
@@ -221,6 +222,98 @@ static void updates(void) {
             "are summed over their holders");
 }
 
+/* One stage on ranks 0 and 1, two microbatches, one stream a rank. */
+static Plan *divided(uint8_t zero, bool per_microbatch) {
+  static Graph *g;
+  if (g == NULL) g = model_chain(1);
+  TestStrategy t = {0};
+  strategy_split(&t, "", "MB", 2);
+  strategy_place(&t, "", "0,1");
+  Directive *x = strategy_replicate(&t, "", "0,1");
+  x->zero = zero;
+  x->per_microbatch = per_microbatch;
+  Plan *p = plans_must(g, &t, (PlanSpec){.batch = 4, .options.single_stream = true});
+  strategy_clear(&t);
+  return p;
+}
+
+static void drop_both(Plan *p, InstrKind kind, uint32_t k) {
+  for (int32_t rank = 0; rank < 2; rank++)
+    drop(rank_of(p, rank), plans_instr(p, rank, kind, PASS_NONE, k));
+}
+
+static void shares(void) {
+  Plan *p = divided(ZERO_GRADS, true);
+  drop_both(p, INSTR_REDUCE_SCATTER, 1);
+  faulty(p,
+         "plan: rank 0, norm l0.weight 0-1 (t.lua:3) uses the gradients of l0.weight before they "
+         "are summed over their holders");
+  p = divided(ZERO_GRADS, true);
+  drop_both(p, INSTR_REDUCE_SCATTER, 0);
+  faulty(p, "plan: rank 0, reduce_scatter l0.weight 0B1 0-1 (t.lua:3) adds to the gradients of "
+            "l0.weight, which nothing has begun");
+  p = divided(ZERO_GRADS, true);
+  for (int32_t rank = 0; rank < 2; rank++)
+    instr(p, rank, INSTR_REDUCE_SCATTER, PASS_NONE, 1)->adds = false;
+  faulty(p,
+         "plan: rank 0, norm l0.weight 0-1 (t.lua:3) uses the gradients of l0.weight before they "
+         "are summed over their holders");
+  p = divided(ZERO_GRADS, true);
+  instr(p, 1, INSTR_REDUCE_SCATTER, PASS_NONE, 1)->adds = false;
+  faulty(p, "plan: rank 0, reduce_scatter l0.weight 0B1 0-1 (t.lua:3) and rank 1, reduce_scatter "
+            "l0.weight 0B1 0-1 (t.lua:3), which meet, do different things");
+  p = divided(ZERO_OPTIMIZER, false);
+  drop_both(p, INSTR_ALL_GATHER, 0);
+  faulty(p, "plan: rank 0 ends the step with elements [8, 16) of l0.weight updated 0 times instead "
+            "of 1");
+  p = divided(ZERO_OPTIMIZER, false);
+  drop_both(p, INSTR_REDUCE_SCATTER, 0);
+  faulty(p,
+         "plan: rank 0, norm l0.weight 0-1 (t.lua:3) uses the gradients of l0.weight before they "
+         "are summed over their holders");
+  p = divided(ZERO_OPTIMIZER, false);
+  drop(rank_of(p, 1), plans_instr(p, 1, INSTR_RUN, PASS_NONE, 5));
+  faulty(p, "plan: rank 0 ends the step with elements [8, 16) of l0.weight updated 0 times instead "
+            "of 1");
+  p = divided(ZERO_PARAMS, false);
+  drop_both(p, INSTR_ALL_GATHER, 0);
+  faulty(p, "plan: rank 0, 0F0 (m.lua:1) reads gathered parameters of l0.weight, which nothing "
+            "writes");
+  p = divided(ZERO_OPTIMIZER, false);
+  p->shares.at[0].hi--;
+  faulty(p, "plan: the shares of rank 0, reduce_scatter l0.weight 0-1 (t.lua:3) do not cover it "
+            "once");
+  p = divided(ZERO_OPTIMIZER, false);
+  p->shares.at[0].hi = 17;
+  faulty(p,
+         "plan: rank 0, reduce_scatter l0.weight 0-1 (t.lua:3) has a share outside of what it is "
+         "about");
+  p = divided(ZERO_OPTIMIZER, false);
+  instr(p, 0, INSTR_REDUCE_SCATTER, PASS_NONE, 0)->share_first = 99;
+  faulty(p, "plan: rank 0, reduce_scatter l0.weight 0-1 (t.lua:3) has no shares");
+  p = divided(ZERO_OPTIMIZER, false);
+  instr(p, 1, INSTR_REDUCE_SCATTER, PASS_NONE, 0)->part -= 4;
+  faulty(p,
+         "plan: rank 1, reduce_scatter l0.weight 0-1 (t.lua:3) has its part at the wrong address");
+  p = divided(ZERO_GRADS, false);
+  const Instr *x = instr(p, 1, INSTR_REDUCE_SCATTER, PASS_NONE, 0);
+  rank_of(p, 1)->accesses.at[x->access_first + 1].hi -= 4;
+  faulty(p,
+         "plan: rank 1, reduce_scatter l0.weight 0-1 (t.lua:3) has the wrong part of gradients of "
+         "l0.weight, elements [8, 16)");
+  p = divided(ZERO_GRADS, false);
+  RankPlan *r = rank_of(p, 1);
+  for (uint32_t k = 0; k < r->buffers.n; k++)
+    if (r->buffers.at[k].role == BUFFER_STATE || r->buffers.at[k].role == BUFFER_GRADS)
+      r->buffers.at[k].lo--;
+  faulty(p,
+         "plan: rank 1: gradients of l0.weight, elements [7, 16) has elements [7, 16) in 32 bytes "
+         "instead of [8, 16) in 32");
+  p = divided(ZERO_GRADS, false);
+  drop(rank_of(p, 1), plans_instr(p, 1, INSTR_RUN, PASS_NONE, 4));
+  faulty(p, "plan: the norm counts element 8 of l0.weight not once");
+}
+
 static void ranges(void) {
   Plan *p = pipeline(false);
   Instr *f = instr(p, 0, INSTR_RUN, PASS_F, 0);
@@ -288,6 +381,7 @@ int main(void) {
   races();
   meetings();
   updates();
+  shares();
   ranges();
   return done_testing();
 }

@@ -150,6 +150,14 @@ function M.strategy(schedule, stages, microbatches, devices, sizes, flags)
   return s
 end
 
+-- What replicate is told, in a line.
+function M.flags_text(flags)
+  local list = {}
+  for k, v in pairs(flags) do list[#list + 1] = v == true and k or ("%s %s"):format(k, v) end
+  table.sort(list)
+  return #list == 0 and "no flag" or table.concat(list, ", ")
+end
+
 -- Every level of ZeRO and both times of reduction: what replicate is told, and how a name says it.
 M.zero = {
   { "reduced by microbatch", { reduce = "microbatch" } },
