@@ -1,10 +1,12 @@
-/* A run is handed to each worker that has a piece by the run's number in a word of the worker's own,
- * and done when that worker has put the same number into another one. A worker that has no piece is
- * not told, and reads nothing of the run. Which thread does what follows from the numbers alone; with
+/* A run is handed to each worker that has a piece in a cache line of the worker's own, which ends with
+ * the run's number, and done when that worker has put the same number into another line. A worker that
+ * has no piece is not told. Which thread does what follows from the numbers alone; with
  * pieces of one size nothing would be gained by handing them out as threads become free. */
 #include "device/team.h"
 
 #include <stdlib.h>
+
+#define APART (2 * CACHE_LINE) /* processors fetch lines in pairs */
 
 typedef struct Worker {
   Team *team;
@@ -12,29 +14,26 @@ typedef struct Worker {
   pthread_t thread;
   bool started;
   Parking parking;
-  _Alignas(CACHE_LINE) atomic_uint run;  /* the last one it was given, by the team's caller */
-  _Alignas(CACHE_LINE) atomic_uint done; /* the last one it has finished */
+  /* The run, written by the caller while the worker is in none. */
+  _Alignas(APART) TeamPiece *piece;
+  void *arg;
+  uint32_t n_pieces;
+  atomic_uint run;                       /* number of the last one it was given */
+  _Alignas(APART) atomic_uint done; /* number of the last one it has finished */
 } Worker;
 
 struct Team {
+  /* What workers look at while they wait: nobody writes it meanwhile. */
   uint32_t n_threads;
   Crowd *crowd;
   atomic_bool quit;
-  Parking parking; /* the caller's */
-  /* The run, written by the caller while no worker is in one. */
-  unsigned run;
-  uint32_t n_pieces;
-  TeamPiece *piece;
-  void *arg;
   Worker *workers; /* n_threads - 1 */
+  /* The caller's. */
+  _Alignas(APART) Parking parking;
+  unsigned run;    /* number of the present or last one */
 };
 
 uint32_t team_threads(const Team *team) { return team != NULL ? team->n_threads : 1; }
-
-/* A thread's pieces. */
-static void do_pieces(Team *team, uint32_t thread) {
-  for (uint32_t i = thread; i < team->n_pieces; i += team->n_threads) team->piece(team->arg, i, thread);
-}
 
 /* What the two sides wait for. */
 typedef struct Wait {
@@ -74,7 +73,7 @@ static void *worker_thread(void *arg) {
     await_run(w, last);
     if (atomic_load(&team->quit)) break;
     last = atomic_load(&w->run);
-    do_pieces(team, w->index);
+    for (uint32_t i = w->index; i < w->n_pieces; i += team->n_threads) w->piece(w->arg, i, w->index);
     atomic_store(&w->done, last);
     if (is_parked(&team->parking)) unpark(&team->parking);
   }
@@ -102,15 +101,15 @@ void team_run(Team *team, uint32_t n_pieces, TeamPiece *piece, void *arg) {
   }
   const uint32_t n_workers = (n_pieces < team->n_threads ? n_pieces : team->n_threads) - 1;
   team->run++;
-  team->n_pieces = n_pieces;
-  team->piece = piece;
-  team->arg = arg;
   for (uint32_t i = 0; i < n_workers; i++) {
     Worker *w = &team->workers[i];
+    w->piece = piece;
+    w->arg = arg;
+    w->n_pieces = n_pieces;
     atomic_store(&w->run, team->run);
     if (is_parked(&w->parking)) unpark(&w->parking);
   }
-  do_pieces(team, 0);
+  for (uint32_t i = 0; i < n_pieces; i += team->n_threads) piece(arg, i, 0);
   for (uint32_t i = 0; i < n_workers; i++) await_done(team, &team->workers[i]);
 }
 
@@ -127,15 +126,14 @@ static PiperStatus worker_start(Team *team, uint32_t i, const char *name, PiperE
 
 PiperStatus team_new(uint32_t n_threads, Crowd *crowd, const char *name, Team **out, PiperErr *err) {
   const size_t n_workers = n_threads - 1;
-  Team *team = calloc(1, sizeof *team);
-  void *workers = NULL;
-  if (team == NULL || posix_memalign(&workers, CACHE_LINE, (n_workers + 1) * sizeof(Worker)) != 0) {
+  Team *team = aligned_alloc(APART, sizeof *team);
+  Worker *workers = aligned_alloc(APART, (n_workers + 1) * sizeof *workers);
+  if (team == NULL || workers == NULL) {
     free(team);
+    free(workers);
     return err_nomem(err, "threads");
   }
-  team->n_threads = n_threads;
-  team->crowd = crowd;
-  team->workers = workers;
+  *team = (Team){.n_threads = n_threads, .crowd = crowd, .workers = workers};
   parking_init(&team->parking);
   for (uint32_t i = 0; i < n_workers; i++) {
     Worker *w = &team->workers[i];

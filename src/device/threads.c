@@ -8,6 +8,7 @@
 
 #define SPIN_NS 50000 /* waking a sleeping core takes 44 us, so it pays to spin about as long */
 #define SPIN_TURNS 40 /* without asking the kernel: some 1.5 us */
+#define YIELD_EVERY 16 /* turns from then on: asking takes as long as several of them */
 
 PiperStatus thread_start(pthread_t *thread, void *(*run)(void *), void *arg, const char *name,
                          PiperErr *err) {
@@ -70,7 +71,7 @@ static void cpu_relax(void) {
 }
 
 bool spin(unsigned turn, uint64_t *begin) {
-  if (turn < SPIN_TURNS) {
+  if (turn < SPIN_TURNS || turn % YIELD_EVERY != SPIN_TURNS % YIELD_EVERY) {
     cpu_relax();
     return true;
   }
