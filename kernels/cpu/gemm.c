@@ -15,6 +15,7 @@
  * before the first block of A is multiplied by it, and later blocks of A find it in the block of B,
  * wherever that is by then. What is packed next is fetched meanwhile, a few lines every few steps:
  * with operands that no cache holds, as the weights of a model, packing takes twice as long without.
+ * So is the tile of C that is next, where C is added to.
  *
  * Each element of C is the same chain whatever m, n, the transposes, the tile it falls into, the
  * vector width and the alignment: over the K blocks, whose sizes follow from k alone,
@@ -133,11 +134,19 @@ typedef struct FN(Block) {
   int64_t j0, nc, p0, kc;
 } FN(Block);
 
+/* The tile of C that is added to next: its rows are apart, so no processor guesses them. Only where the
+ * caller adds to C: further blocks of K find it in a cache. */
+static void FN(fetch_tile)(const REAL *c, int64_t ldc, int64_t rows, int64_t vectors) {
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t v = 0; v < vectors; v++) __builtin_prefetch(c + i * ldc + v * LANES, 1);
+}
+
 /* Rows i0 .. i0 + mc - 1 of A, packed if transposed, times a packed panel of B. */
 static void FN(panel_product)(const Gemm *g, const FN(Block) *k, int64_t i0, int64_t mc,
                               const FN(Panel) *b, const REAL *a_pack, const REAL *b_pack,
                               Ahead *ahead) {
   const int64_t a_panels = parts_of(mc, MR), j = k->j0 + b->at;
+  const bool added_to = g->start == g->c && k->p0 == 0;
   for (int64_t q = 0; q < a_panels; q++) {
     const int64_t first = part_start(mc, a_panels, q), i = i0 + first;
     const int64_t rows = part_start(mc, a_panels, q + 1) - first;
@@ -147,6 +156,7 @@ static void FN(panel_product)(const Gemm *g, const FN(Block) *k, int64_t i0, int
                                            : NULL;
     const int64_t ld_start = k->p0 > 0 ? g->ldc : g->ld_start;
     const REAL *a = g->a_trans ? a_pack + first * k->kc : (const REAL *)g->a + i * g->lda + k->p0;
+    if (added_to && q + 1 < a_panels) FN(fetch_tile)(c + rows * g->ldc, g->ldc, MR, b->vectors);
     FN(Micro) *micro = FN(MICROS)[g->a_trans][rows][b->vectors];
     if (b->columns == b->vectors * LANES)
       micro(k->kc, a, g->lda, b_pack, c, g->ldc, start, ld_start, ahead);
