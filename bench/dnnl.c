@@ -4,7 +4,7 @@
  *
  * Products are those of a transformer's layers: y = x W^T (NT), dx = dy W (NN), dW (+)= dy^T x (TN).
  * Both libraries get plain row-major matrices and as many threads: Piper cuts the product itself, as
- * in training; oneDNN uses its OpenMP threads. Peak, Piper and oneDNN are measured in turns, the best
+ * in training; oneDNN uses its OpenMP threads, and is left time to let go of the cores. Peak, Piper and oneDNN are measured in turns, the best
  * of the rounds each, since the machine may be busy with other things. */
 #include "base/cores.h"
 #include "device/cpu_isa.h"
@@ -216,6 +216,8 @@ static void measure(Setting *s, const Layer *l) {
     t = seconds();
     for (int i = 0; i < n; i++) run_dnnl(&p);
     other = fmax(other, n * flops / (seconds() - t));
+    /* Its threads go on spinning for a while, on cores that Piper's are to have. */
+    if (omp_get_max_threads() > 1) nanosleep(&(struct timespec){0, 20000000}, NULL);
   }
   printf("%-22s %s  %4d x %5d -> %5d  %5.1f%%  %5.1f%%  %5.2f   (peak %.0f GFLOP/s)\n", l->what, l->kind,
          (int)l->rows, (int)l->in, (int)l->out, 100 * own / top, 100 * other / top, own / other,
@@ -232,7 +234,7 @@ int main(int argc, char **argv) {
   PiperErr err = {0};
   const KernelTable *table;
   const int cores = cores_available();
-  Crowd crowd = {.n_cores = cores};
+  Crowd crowd = {.n_cores = cores, .runnable = 1};
   Setting s = {0};
   if (cpu_isa_select(&table, &err) != PIPER_OK) return fprintf(stderr, "%s\n", err.text), 1;
   s.k = &table->f32;

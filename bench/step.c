@@ -324,7 +324,7 @@ static double peak_process_gib(void) {
 static void run_config(const Config *c) {
   PiperErr err = {0};
   const KernelTable *table;
-  Crowd crowd = {.n_cores = cores_available()};
+  Crowd crowd = {.n_cores = cores_available(), .runnable = 1};
   Team *team;
   OpsCpu cpu;
   lua_State *L = luaL_newstate();
