@@ -78,6 +78,22 @@ local function devices_copy(where, devices)
   return copy
 end
 
+-- Groups of devices: a list of lists of ranks, all of one length; a list of ranks is one group.
+local function device_groups_copy(where, devices)
+  if type(devices[1]) ~= "table" then return devices_copy(where, devices) end
+  local groups, all = {}, {}
+  for i, group in ipairs(devices) do
+    local here = ("%s: group %d of devices"):format(where, i)
+    groups[i] = devices_copy(here, group)
+    if #groups[i] ~= #groups[1] then
+      check.fail("%s has %d, group 1 has %d: groups are of one size", here, #groups[i], #groups[1])
+    end
+    table.move(groups[i], 1, #groups[i], #all + 1, all)
+  end
+  devices_copy(where, all)
+  return groups
+end
+
 local function name_copy(where, name, field)
   if not name:find "^[%w_.-]+$" then
     check.fail("%s: %s is %s: a name has letters, digits, _, . and - only", where, field, check.show(name))
@@ -129,6 +145,7 @@ end
 local KINDS = {
   filter = { type = "table", copy = filter_copy },
   devices = { type = "list", copy = devices_copy },
+  device_groups = { type = "list", copy = device_groups_copy },
   groups = { type = "list", copy = groups_copy },
   name = { type = "string", copy = name_copy },
   dim_name = { type = "string", copy = dim_name },
@@ -151,6 +168,7 @@ local FIELDS = {
     { "shard_optimizer", "flag", OPTIONAL }, { "shard_grads", "flag", OPTIONAL }, { "shard_params", "flag", OPTIONAL },
     { "reduce", "reduce", OPTIONAL }, { "prefetch", "ahead", OPTIONAL }, { "keep", "more_mebibytes", OPTIONAL },
   },
+  shard = { { "filter", "filter" }, { "devices", "device_groups" }, { "stream", "name", OPTIONAL } },
   split = { { "filter", "filter", {} }, { "dim_name", "dim_name", "MB" }, { "num_microbatches", "count" } },
   recompute = { { "filter", "filter" } },
   order = { { "filters", "groups" } },
@@ -217,6 +235,13 @@ function Strategy:place(spec) append(self, "place", spec, check.here()) return s
 ---gather_stream: default "ag_stream"; prefetch: parameters are gathered at most so many compute nodes
 ---ahead (default 1); keep in MiB: what the peak may grow by so that they are gathered less often (default 0)
 function Strategy:replicate(spec) append(self, "replicate", spec, check.here()) return self end
+
+---Spreads the experts (nn.moe) of matched chunks over devices, with an all_to_all before and after.
+---The devices of a group are neighbours in the chunk's placement; several groups hold the same experts,
+---and sum the gradients of each.
+---@param spec { filter: piper.Filter, devices: integer[]|integer[][], stream?: string }  devices: a
+---group, or a list of groups of one size; stream: of the all_to_alls (default "ep_stream")
+function Strategy:shard(spec) append(self, "shard", spec, check.here()) return self end
 
 ---Cuts the batch of the matched part of the DAG into num_microbatches equal pieces; splits nest.
 ---@param spec { filter?: piper.Filter, dim_name?: string, num_microbatches: integer }  dim_name

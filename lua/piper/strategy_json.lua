@@ -73,6 +73,9 @@ end
 local READ = {
   filter = filter_of,
   devices = function(_, v) return list_of(v, index_of) end,
+  device_groups = function(_, v)
+    return list_of(v, function(group) return list_of(number_of(group), number_of) end)
+  end,
   groups = function(where, groups)
     if type(groups) ~= "table" or is_object(groups) then return groups end
     local list = {}

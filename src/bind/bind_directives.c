@@ -142,6 +142,32 @@ static DirectiveKind read_kind(lua_State *L, const char *op) {
   return DIRECTIVE_PLACE;
 }
 
+/* shard: the list at the top is one of ranks, or of lists of them of equal length. */
+static void read_groups_of_devices(lua_State *L, Arena *arena, Directive *d) {
+  const uint32_t n = (uint32_t)luaL_len(L, -1);
+  uint32_t size = 0;
+  if (n == 0 || lua_geti(L, -1, 1) != LUA_TTABLE) {
+    if (n > 0) lua_pop(L, 1);
+    d->devices = int_list(L, -1, arena, &d->n_devices);
+    d->group_size = d->n_devices;
+    return;
+  }
+  size = (uint32_t)luaL_len(L, -1);
+  lua_pop(L, 1);
+  int32_t *all = need(L, arena_alloc(arena, (size_t)n * size + 1, sizeof *all));
+  for (uint32_t g = 0; g < n; g++) {
+    uint32_t found;
+    lua_geti(L, -1, (lua_Integer)g + 1);
+    const int32_t *one = int_list(L, -1, arena, &found);
+    if (found != size) luaL_error(L, "compile: groups of different size");
+    memcpy(all + (size_t)g * size, one, size * sizeof *one);
+    lua_pop(L, 1);
+  }
+  d->devices = all;
+  d->n_devices = n * size;
+  d->group_size = size;
+}
+
 /* The directive on top. */
 static Directive read_directive(lua_State *L, Arena *arena) {
   const int at = lua_gettop(L);
@@ -163,8 +189,10 @@ static Directive read_directive(lua_State *L, Arena *arena) {
   };
   if (lua_getfield(L, at, "filter") == LUA_TTABLE) d.filter = read_filter(L, arena);
   lua_pop(L, 1);
-  if (lua_getfield(L, at, "devices") == LUA_TTABLE)
-    d.devices = int_list(L, -1, arena, &d.n_devices);
+  if (lua_getfield(L, at, "devices") == LUA_TTABLE) {
+    if (d.kind == DIRECTIVE_SHARD) read_groups_of_devices(L, arena, &d);
+    else d.devices = int_list(L, -1, arena, &d.n_devices);
+  }
   lua_pop(L, 1);
   if (lua_getfield(L, at, "filters") == LUA_TTABLE) read_groups(L, arena, &d);
   lua_pop(L, 1);

@@ -9,6 +9,7 @@
 #ifndef PIPER_COMM_COMM_H
 #define PIPER_COMM_COMM_H
 
+#include "base/exchange.h"
 #include "base/share.h"
 #include "device/device.h"
 
@@ -81,6 +82,10 @@ struct CommOps {
   /* 'buf' gets every member's share, this member's from 'from': its place in 'buf', or elsewhere. */
   PiperStatus (*all_gather)(CommGroup *g, DeviceStream *s, const CommGather *x,
                             const Share *shares, uint32_t label, PiperErr *err);
+  /* 'from' has this member's blocks as one side of the exchange, 'to' gets them as the other; they do
+   * not overlap. 'x' is the same on all members and stays until close. */
+  PiperStatus (*all_to_all)(CommGroup *g, DeviceStream *s, const void *from, void *to,
+                            const Exchange *x, uint32_t label, PiperErr *err);
 
   /* The device's stop flag was set: let go of whatever waits for other ranks. Any thread, any number
    * of times; does not block. */

@@ -28,16 +28,18 @@ typedef enum MeetingKind {
   MEET_TRANSFER,
   MEET_ALL_REDUCE,
   MEET_REDUCE_SCATTER,
-  MEET_ALL_GATHER
+  MEET_ALL_GATHER,
+  MEET_ALL_TO_ALL
 } MeetingKind;
-static const char *const MEETING_NAME[] = {"transfer", "all_reduce", "reduce_scatter",
-                                           "all_gather"};
+static const char *const MEETING_NAME[] = {"transfer", "all_reduce", "reduce_scatter", "all_gather",
+                                           "all_to_all"};
 
 typedef struct Member {
   CpuOp op;
   Meeting *meeting;
   unsigned char *buf;
-  unsigned char *part; /* collectives: where the sum goes, or where the share comes from */
+  unsigned char *part; /* collectives: where the sum goes, where the share comes from, where the
+                          blocks go */
 } Member;
 
 struct Meeting {
@@ -48,6 +50,7 @@ struct Meeting {
   uint32_t n; /* members; TRANSFER: 0 sends, 1 receives */
   uint64_t bytes;
   const Share *shares; /* REDUCE_SCATTER, ALL_GATHER */
+  const Exchange *exchange; /* ALL_TO_ALL */
   atomic_ullong arrivals;
   Member member[];
 };
@@ -187,6 +190,34 @@ static void all_gather_piece(CpuWork *w, uint32_t i) {
   }
 }
 
+/* The count and the rows behind it. */
+static void copy_block(const Exchange *x, const unsigned char *from, unsigned char *to) {
+  const int64_t room = (int64_t)(x->block_bytes / x->row_bytes) - 1;
+  int32_t n;
+  memcpy(&n, from, sizeof n);
+  memcpy(to, &n, sizeof n);
+  if (n < 0 || n > room) return; /* who reads it finds out (OP_EXPERT_ENDS) */
+  memcpy(to + x->row_bytes, from + x->row_bytes, (size_t)n * x->row_bytes);
+}
+
+/* What member i / n gets from member i % n. */
+static void all_to_all_piece(CpuWork *w, uint32_t i) {
+  const Meeting *m = (const Meeting *)w;
+  const Exchange *x = m->exchange;
+  const uint64_t n = m->n, to = i / m->n, from = i % m->n;
+  const uint64_t samples = (uint64_t)x->samples, blocks = (uint64_t)x->blocks;
+  for (uint64_t s = 0; s < samples; s++) {
+    /* first blocks: of sample s of one member, the experts of the other */
+    const uint64_t at_samples = (s * n + (x->to_experts ? to : from)) * blocks;
+    const uint64_t at_experts = ((x->to_experts ? from : to) * samples + s) * blocks;
+    const uint64_t src = x->to_experts ? at_samples : at_experts;
+    const uint64_t dst = x->to_experts ? at_experts : at_samples;
+    for (uint64_t b = 0; b < blocks; b++)
+      copy_block(x, m->member[from].buf + (src + b) * x->block_bytes,
+                 m->member[to].part + (dst + b) * x->block_bytes);
+  }
+}
+
 static void finish(CpuWork *w, CpuDrain *d) {
   Meeting *m = (Meeting *)w;
   for (uint32_t i = 0; i < m->n; i++) cpu_op_done(&m->member[i].op, d);
@@ -208,6 +239,7 @@ typedef struct Call {
   DType dtype;
   bool add;
   const Share *shares;
+  const Exchange *exchange;
   uint32_t label;
 } Call;
 
@@ -217,10 +249,12 @@ static Meeting *meeting_new(const Call *c, uint32_t n) {
       [MEET_ALL_REDUCE] = all_reduce_piece,
       [MEET_REDUCE_SCATTER] = reduce_scatter_piece,
       [MEET_ALL_GATHER] = all_gather_piece,
+      [MEET_ALL_TO_ALL] = all_to_all_piece,
   };
   const bool copies = c->kind == MEET_TRANSFER || c->kind == MEET_ALL_GATHER;
   const uint64_t size = copies ? COPY_PIECE_BYTES : SUM_PIECE_BYTES;
-  const uint64_t pieces = c->bytes == 0 ? 1 : (c->bytes + size - 1) / size;
+  uint64_t pieces = c->bytes == 0 ? 1 : (c->bytes + size - 1) / size;
+  if (c->kind == MEET_ALL_TO_ALL) pieces = (uint64_t)n * n;
   Meeting *m = calloc(1, sizeof *m + n * sizeof *m->member);
   if (m == NULL) return NULL;
   cpu_work_init(&m->work, PIECE[c->kind], finish, (uint32_t)pieces);
@@ -230,6 +264,7 @@ static Meeting *meeting_new(const Call *c, uint32_t n) {
   m->n = n;
   m->bytes = c->bytes;
   m->shares = c->shares;
+  m->exchange = c->exchange;
   for (uint32_t i = 0; i < n; i++) {
     m->member[i].meeting = m;
     m->member[i].op.arrive = arrive;
@@ -306,12 +341,18 @@ static bool shares_cover(const Share *shares, uint32_t n, int64_t count) {
   return sum == count;
 }
 
+static bool same_exchange(const Exchange *a, const Exchange *b) {
+  return a == b || (a->samples == b->samples && a->blocks == b->blocks &&
+                    a->block_bytes == b->block_bytes && a->row_bytes == b->row_bytes &&
+                    a->to_experts == b->to_experts);
+}
+
 static PiperStatus collective(const Call *c, PiperErr *err) {
   LocalGroup *g = c->handle->group;
   const uint32_t k = c->handle->n_collectives;
   const char *name = MEETING_NAME[c->kind];
   Meeting *m;
-  if (c->dtype != DT_F32 && c->dtype != DT_F64)
+  if (c->dtype != DT_F32 && c->dtype != DT_F64 && c->kind != MEET_ALL_TO_ALL)
     return err_set(err, PIPER_EBUG, "%s: %s of %s", g->name, name, dtype_name(c->dtype));
   if (k == g->collectives.n) {
     const int64_t count = (int64_t)(c->bytes / dtype_bytes(c->dtype));
@@ -336,6 +377,9 @@ static PiperStatus collective(const Call *c, PiperErr *err) {
                    (unsigned long long)m->bytes, dtype_name(m->dtype), m->add ? " to add" : "");
   if (c->shares != m->shares && memcmp(c->shares, m->shares, g->n * sizeof *c->shares) != 0)
     return err_set(err, PIPER_EBUG, "%s, %s %u: rank %d divides it differently from another rank",
+                   g->name, name, (unsigned)k + 1, (int)g->ranks[c->handle->me]);
+  if (c->kind == MEET_ALL_TO_ALL && !same_exchange(c->exchange, m->exchange))
+    return err_set(err, PIPER_EBUG, "%s, %s %u: rank %d exchanges differently from another rank",
                    g->name, name, (unsigned)k + 1, (int)g->ranks[c->handle->me]);
   c->handle->n_collectives++;
   return enqueue(c, m, err);
@@ -378,6 +422,23 @@ static PiperStatus local_all_gather(CommGroup *g, DeviceStream *s, const CommGat
                   .dtype = x->dtype,
                   .shares = shares,
                   .label = label};
+  return collective(&c, err);
+}
+
+static PiperStatus local_all_to_all(CommGroup *g, DeviceStream *s, const void *from, void *to,
+                                    const Exchange *x, uint32_t label, PiperErr *err) {
+  LocalHandle *h = (LocalHandle *)g;
+  const Call c = {.handle = h,
+                  .stream = s,
+                  .kind = MEET_ALL_TO_ALL,
+                  .buf = (void *)from,
+                  .part = to,
+                  .bytes = exchange_bytes(x, h->group->n),
+                  .exchange = x,
+                  .label = label};
+  if (x->samples < 0 || x->blocks < 0 || x->row_bytes < sizeof(int32_t) ||
+      x->block_bytes < x->row_bytes || x->block_bytes % x->row_bytes != 0)
+    return err_set(err, PIPER_EBUG, "%s: all_to_all of no blocks", h->group->name);
   return collective(&c, err);
 }
 
@@ -525,5 +586,6 @@ const CommOps COMM_LOCAL = {
     .all_reduce = local_all_reduce,
     .reduce_scatter = local_reduce_scatter,
     .all_gather = local_all_gather,
+    .all_to_all = local_all_to_all,
     .abort = local_abort,
 };

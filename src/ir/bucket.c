@@ -30,6 +30,30 @@ BucketPlace bucket_place(const Dag *d, BucketId b, int32_t rank) {
   return (BucketPlace){.group = BUCKET_NOT_HELD};
 }
 
+uint32_t bucket_users(Dag *d, BucketId b, NodeId n) {
+  const NodeShare s = dag_bucket_share(d, n, b);
+  const uint32_t size = devsets_size(d->devsets, d->devs[n.i]);
+  if (s.parts == 0) return d->devs[n.i];
+  int32_t *ranks = malloc(size * sizeof *ranks);
+  if (ranks == NULL) return 0;
+  uint32_t n_ranks = 0;
+  for (uint32_t j = s.part; j < size; j += s.parts)
+    ranks[n_ranks++] = devsets_ranks(d->devsets, d->devs[n.i])[j];
+  const uint32_t id = devsets_id(d->devsets, ranks, n_ranks);
+  free(ranks);
+  return id;
+}
+
+int32_t bucket_first_user(const Dag *d, BucketId b, NodeId n) {
+  const NodeShare s = dag_bucket_share(d, n, b);
+  return devsets_ranks(d->devsets, d->devs[n.i])[s.parts > 0 ? s.part : 0];
+}
+
+bool bucket_used_at(const Dag *d, BucketId b, NodeId n, uint32_t pos) {
+  const NodeShare s = dag_bucket_share(d, n, b);
+  return s.parts == 0 || pos % s.parts == s.part;
+}
+
 static Share kept(const Dag *d, BucketId b, int32_t rank, unsigned level) {
   const Bucket *x = &d->buckets.at[b.i];
   if (x->zero < level) return (Share){0, x->elements};

@@ -32,6 +32,13 @@ Share bucket_params_kept(const Dag *d, BucketId b, int32_t rank);
 Share bucket_grads_kept(const Dag *d, BucketId b, int32_t rank);
 Share bucket_updated(const Dag *d, BucketId b, int32_t rank);
 
+/* The ranks of a COMPUTE node that use a bucket of its chunk: all, or of spread experts those that have
+ * its part. A device set; 0: out of memory. */
+uint32_t bucket_users(Dag *d, BucketId b, NodeId n);
+int32_t bucket_first_user(const Dag *d, BucketId b, NodeId n);
+/* The rank at this position of the node's device set is one of them. */
+bool bucket_used_at(const Dag *d, BucketId b, NodeId n, uint32_t pos);
+
 /* Backward passes on a group of several devices leave their gradients in a buffer apart from the
  * kept one, until a reduction. Otherwise they are summed where they are kept. */
 static inline bool bucket_sums_apart(const Bucket *b) {

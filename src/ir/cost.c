@@ -23,14 +23,9 @@ static double program_seconds(const CostTable *t, const Programs *programs, uint
   return p->n_calls == 0 ? 0 : run_seconds(t, (OpCost){p->flops, p->bytes});
 }
 
-static double compute_seconds(const CostTable *t, Programs *programs, const Dag *d, NodeId n) {
-  const uint32_t size = devsets_size(d->devsets, d->devs[n.i]);
-  const int64_t samples = (d->hi[n.i] - d->lo[n.i]) / (size > 0 ? size : 1);
+static double compute_seconds(const CostTable *t, Programs *programs, NodeId n) {
   uint32_t id;
-  if (programs_chunk(programs, (ChunkId){d->chunk[n.i]}, (Pass)d->pass[n.i],
-                     dag_program_mode(d, n), samples, &id, NULL) !=
-      PIPER_OK)
-    return 0;
+  if (programs_node(programs, n, 0, &id, NULL) != PIPER_OK) return 0;
   return program_seconds(t, programs, id);
 }
 
@@ -57,6 +52,20 @@ static double transfer_seconds(const CostTable *t, const Programs *programs, con
       (double)dtype_bytes(dtype_concrete(v->dtype, programs_spec(programs)->dtype));
   const double bytes = (double)shape_elements_per_sample(&v->shape) * samples * element;
   return t->link_latency + bytes / t->link_bytes_per_second;
+}
+
+/* Of a device's rows in use, which are taken to spread evenly, it keeps its own part. */
+static double all_to_all_seconds(const CostTable *t, const Programs *programs, const Dag *d,
+                                 NodeId n) {
+  const uint32_t size = devsets_size(d->devsets, d->devs[n.i]), parts = d->parts[n.i];
+  const Tensor *tensor = &d->tensors.at[d->tensor[n.i]];
+  if (size == 0 || parts < 2 || tensor->value.i == 0) return t->link_latency;
+  const Shape *s = &graph_value(d->graph, tensor->value)->shape;
+  const double rows = (double)graph_chunk(d->graph, (ChunkId){d->chunk[n.i]})->packed_rows;
+  const double bytes = rows * (double)(d->hi[n.i] - d->lo[n.i]) / size *
+                       (double)s->dim[s->rank - 1] *
+                       (double)dtype_bytes(programs_spec(programs)->dtype);
+  return t->link_latency + bytes * (parts - 1) / parts / t->link_bytes_per_second;
 }
 
 /* A ring: every member passes on the parts of all others, twice where the sum goes to all. */
@@ -99,11 +108,13 @@ static double bucket_seconds(const CostTable *t, Programs *programs, const Dag *
 double cost_node(const CostTable *t, Programs *programs, const Dag *d, NodeId n) {
   switch ((NodeKind)d->kind[n.i]) {
   case NODE_COMPUTE:
-    return compute_seconds(t, programs, d, n);
+    return compute_seconds(t, programs, n);
   case NODE_COUNT:
     return count_seconds(t, programs, d, n);
   case NODE_TRANSFER:
     return transfer_seconds(t, programs, d, n);
+  case NODE_ALL_TO_ALL:
+    return all_to_all_seconds(t, programs, d, n);
   case NODE_ALL_REDUCE:
   case NODE_REDUCE_SCATTER:
   case NODE_ALL_GATHER:

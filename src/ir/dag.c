@@ -27,7 +27,7 @@ const bool NODE_KIND_COMMUNICATES[NODE_KIND_COUNT] = {
 // clang-format off
 #define NODE_FIELDS(X)                                                                             \
   X(kind) X(pass) X(chunk) X(bucket) X(tensor) X(devs) X(src_devs) X(lo) X(hi) X(src_lo) X(src_hi) \
-  X(stream) X(tags) X(mb) X(line) X(group) X(member) X(order_of) X(recompute)
+  X(stream) X(tags) X(mb) X(line) X(group) X(member) X(order_of) X(parts) X(recompute)
 // clang-format on
 
 /* Ids, 0 = free; n is a power of two, at most half of the slots are taken. */
@@ -144,12 +144,13 @@ static uint32_t mix(uint32_t h, uint32_t v) {
 }
 
 static uint32_t tensor_hash(const Tensor *t) {
-  return mix(mix(mix(mix(0, (uint32_t)t->kind), t->value.i), t->chunk.i), t->bucket.i);
+  const uint32_t kind = (uint32_t)t->kind | (uint32_t)t->spread << 8;
+  return mix(mix(mix(mix(0, kind), t->value.i), t->chunk.i), t->bucket.i);
 }
 
 static bool tensor_equal(const Tensor *a, const Tensor *b) {
   return a->kind == b->kind && a->value.i == b->value.i && a->chunk.i == b->chunk.i &&
-         a->bucket.i == b->bucket.i;
+         a->bucket.i == b->bucket.i && a->spread == b->spread;
 }
 
 static uint32_t *tensor_slot(const Dag *d, const Tensor *t) {
@@ -254,6 +255,38 @@ int32_t dag_tags_index(const Dag *d, uint32_t set, uint32_t tag) {
   return -1;
 }
 
+/* ---- shares ---------------------------------------------------------------------------------- */
+
+NodeShare dag_share(const Dag *d, NodeId n, uint32_t pos) {
+  const uint32_t size = devsets_size(d->devsets, d->devs[n.i]), parts = d->parts[n.i];
+  const uint32_t each = parts > 1 ? parts : 1, groups = size / each;
+  NodeShare s = {.lo = d->lo[n.i], .hi = d->hi[n.i]};
+  if (groups > 0) {
+    s.lo = part_lo(d->lo[n.i], d->hi[n.i], pos / each, groups);
+    s.hi = part_lo(d->lo[n.i], d->hi[n.i], pos / each + 1, groups);
+  }
+  if (parts > 1) {
+    s.part = pos % parts;
+    s.parts = parts;
+  }
+  return s;
+}
+
+NodeShare dag_bucket_share(const Dag *d, NodeId n, BucketId b) {
+  const uint32_t parts = d->parts[n.i];
+  NodeShare s = {.lo = d->lo[n.i], .hi = d->hi[n.i]};
+  const Bucket *bucket = &d->buckets.at[b.i];
+  if (parts < 2 || bucket->n_params == 0) return s;
+  const ChunkId c = {d->chunk[n.i]};
+  const ParamId first = {d->bucket_params.at[bucket->param_first]};
+  const int32_t expert = graph_param_expert(d->graph, c, first);
+  const int64_t n_experts = graph_chunk(d->graph, c)->n_experts;
+  if (expert < 0 || n_experts < parts) return s;
+  s.part = (uint32_t)(expert / (n_experts / parts));
+  s.parts = parts;
+  return s;
+}
+
 /* ---- text for messages ----------------------------------------------------------------------- */
 
 const char *dag_line(const Dag *d, uint32_t line) { return intern_text(d->names, line); }
@@ -351,6 +384,14 @@ void dag_label(const Dag *d, NodeId n, char *buf, size_t size) {
     put_devs(&o, d, d->devs[n.i]);
     return;
   }
+  case NODE_ALL_TO_ALL:
+    put(&o, "all_to_all %s", t->kind == TENSOR_GRAD ? "grad " : "");
+    put_value(&o, d->graph, t->value);
+    put(&o, " %s experts ", t->spread ? "from" : "to");
+    put_stage(&o, d, (ChunkId){d->chunk[n.i]});
+    put(&o, "%c%u ", pass_letter(d->pass[n.i]), d->mb[n.i]);
+    put_devs(&o, d, d->devs[n.i]);
+    return;
   case NODE_ALL_REDUCE:
   case NODE_REDUCE_SCATTER:
   case NODE_ALL_GATHER:

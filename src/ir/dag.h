@@ -54,6 +54,8 @@ typedef struct Tensor {
   ValueId value;    /* VALUE, GRAD */
   ChunkId chunk;    /* GRAD: the consumer; SAVED, KEPT, COUNTS: the chunk */
   BucketId bucket;  /* BUCKET, PARAMS */
+  bool spread;      /* VALUE, GRAD of blocks of experts: divided by experts among the devices of a
+                       group (see 'parts'), not by samples */
 } Tensor;
 
 typedef enum EdgeKind { EDGE_DATA, EDGE_TEMPORAL } EdgeKind;
@@ -126,6 +128,9 @@ typedef struct Dag {
   uint32_t *group;     /* order: 1 + index of its group within its order directive; 0: none */
   uint32_t *member;    /* order: index within that group */
   uint32_t *order_of;  /* order: 1 + index of the order directive; 0: none */
+  uint32_t *parts;     /* COMPUTE of experts that a shard directive spreads, and the ALL_TO_ALLs beside
+                          it: devices of a group; 0: none does. Groups are so many neighbours of the
+                          device set each: see dag_share. 1: each device has all experts */
   uint32_t *recompute; /* COMPUTE: 1 where the chunk's F keeps nothing for this microbatch, and R
                           computes it again; the same for its F, R and backward passes */
 
@@ -167,10 +172,23 @@ static inline int64_t part_lo(int64_t lo, int64_t hi, uint32_t j, uint32_t n) {
   return lo + (hi - lo) / n * j;
 }
 
+/* What position j of a COMPUTE's device set works on. Of spread experts the devices of one group all
+ * take the samples of the group, each for its own part of the experts. */
+typedef struct NodeShare {
+  int64_t lo, hi;       /* samples */
+  uint32_t part, parts; /* of the experts; parts 0: all of them */
+} NodeShare;
+NodeShare dag_share(const Dag *d, NodeId n, uint32_t pos);
+/* The part of the experts that a bucket is of, whose chunk node n is of; parts 0: of none. All its
+ * parameters are of one. */
+NodeShare dag_bucket_share(const Dag *d, NodeId n, BucketId b);
+
 /* For messages, one line, cut off where it does not fit:
  *   "2F3"   COMPUTE: stage, pass (F B I W), microbatch, as in plan:actions(). The stage is the PP
  *           index; "-" outside every stage, and 0 in a model without PP
  *   "transfer relu.12 1F3 0>1", "transfer grad head 2B3 0-1>2"   value, producing node, devices
+ *   "all_to_all moe to experts 0F1 0-3", "all_to_all grad moe from experts 0B1 0-3"   value, node
+ *                                                                   of experts that it serves
  *   "all_reduce layers.0.weight.. 0-1", "norm ..", "update ..", "all_reduce metrics 0-3", "join 0"
  *   "count 2F3", "all_reduce counts 2F 0-1"   for the losses of that action, of all of its stage
  *   "all_gather layers.0.weight.. 2F3 0-1"   of one COMPUTE: for it, or right after it

@@ -18,7 +18,9 @@
  *   recompute         1: its chunk is computed again before its backward pass
  *   order, group      as in dag->order_of and dag->group: they count from 1
  *   tensors           v7, grad(v7,2) (value, consuming chunk), saved(2), kept(2), counts(2), bucket(1)
- *                     (its gradients), params(1) (its parameters), metrics, and - for none
+ *                     (its gradients), params(1) (its parameters), metrics, and - for none; v7/e and
+ *                     grad(v7,2)/e are divided by experts
+ *   parts             devices of a group that experts are spread over
  *   names             as they are when made of letters, digits and _ . / -, otherwise in quotes with
  *                     \" \\ \xHH
  *
@@ -103,10 +105,10 @@ static void put_tensor(Text *t, const Dag *d, uint32_t id) {
     put(t, "-");
     return;
   case TENSOR_VALUE:
-    putf(t, "v%u", tensor->value.i);
+    putf(t, tensor->spread ? "v%u/e" : "v%u", tensor->value.i);
     return;
   case TENSOR_GRAD:
-    putf(t, "grad(v%u,%u)", tensor->value.i, tensor->chunk.i);
+    putf(t, tensor->spread ? "grad(v%u,%u)/e" : "grad(v%u,%u)", tensor->value.i, tensor->chunk.i);
     return;
   case TENSOR_SAVED:
     putf(t, "saved(%u)", tensor->chunk.i);
@@ -215,6 +217,7 @@ static const Field FIELDS[] = {
     {"order",       F_NUMBER,  AT(order_of), 0},
     {"group",       F_NUMBER,  AT(group),    0},
     {"member",      F_NUMBER,  AT(member),   0},
+    {"parts",       F_NUMBER,  AT(parts),    0},
     {"recompute",   F_NUMBER,  AT(recompute), 0},
     {"line",        F_LINE,    AT(line),     0},
 };
@@ -542,6 +545,10 @@ static PiperStatus tensor(Parser *p, uint32_t *out) {
       TRY(id(p, "bucket", p->dag->buckets.n - 1, &t.bucket.i));
     else if (t.kind != TENSOR_METRICS) TRY(id(p, "chunk", graph_n_chunks(g), &t.chunk.i));
     if (t.kind != TENSOR_METRICS) TRY(expect(p, ')'));
+  }
+  if ((t.kind == TENSOR_VALUE || t.kind == TENSOR_GRAD) && take(p, '/')) {
+    TRY(expect(p, 'e'));
+    t.spread = true;
   }
   *out = dag_tensor(p->dag, t).i;
   return *out != 0 ? PIPER_OK : err_nomem(p->err, "DAG text");

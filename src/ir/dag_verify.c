@@ -6,7 +6,8 @@
  *   BUILT      the F nodes of a chunk cover the batch once, so do its B with its BI, and its B with
  *              its BW; each node gets each tensor that its chunk reads, for all of its samples, once
  *   PLACED     every node is on devices over which its samples divide; what crosses ranks crosses in
- *              a TRANSFER that fits both ends; temporal edges join nodes that share a rank
+ *              a TRANSFER that fits both ends, or (between experts that are spread and the rest) in
+ *              an ALL_TO_ALL; temporal edges join nodes that share a rank
  *   BUCKETED   dag_verify_buckets.c
  *   COUNTED    where a chunk asks for counts, its COUNT nodes cover the batch once, each on the
  *              devices of an F on the same samples; all reach one reduction, and that every F
@@ -52,7 +53,7 @@ static PiperStatus check_tensors(Verifier *v) {
                        t->kind == TENSOR_KEPT || t->kind == TENSOR_COUNTS;
     const bool bucket = t->kind == TENSOR_BUCKET || t->kind == TENSOR_PARAMS;
     if (t->kind == TENSOR_NONE || t->kind > TENSOR_COUNTS || value != (t->value.i != 0) ||
-        chunk != (t->chunk.i != 0) || bucket != (t->bucket.i != 0))
+        chunk != (t->chunk.i != 0) || bucket != (t->bucket.i != 0) || (t->spread && !value))
       return BROKEN(v, "the parts of tensor %u do not fit its kind", i);
     if (value && graph_value(v->g, t->value)->kind != VALUE_OP)
       return BROKEN(v, "tensor %u is an input or a parameter of the model: those never flow", i);
@@ -132,6 +133,15 @@ static PiperStatus check_samples(Verifier *v, uint32_t n, const char *whose, int
                 node_name(v, n), whose, (long long)lo, (long long)hi, (long long)v->d->batch);
 }
 
+/* Experts that are spread divide into parts. */
+static PiperStatus check_parts(Verifier *v, uint32_t n) {
+  const int64_t experts = graph_chunk(v->g, (ChunkId){v->d->chunk[n]})->n_experts;
+  const uint32_t parts = v->d->parts[n];
+  if (parts >= 2 && experts > 0 && experts % parts == 0) return PIPER_OK;
+  return BROKEN(v, "%s divides %lld experts into %u parts", node_name(v, n), (long long)experts,
+                parts);
+}
+
 static PiperStatus check_node(Verifier *v, uint32_t n) {
   const Dag *d = v->d;
   const Tensor *t = &d->tensors.at[d->tensor[n]];
@@ -141,9 +151,16 @@ static PiperStatus check_node(Verifier *v, uint32_t n) {
       return BROKEN(v, "%s is in a DAG of forward passes only", node_name(v, n));
     if (d->chunk[n] == 0 || d->pass[n] == PASS_NONE)
       return BROKEN(v, "%s has no %s", node_name(v, n), d->chunk[n] == 0 ? "chunk" : "pass");
+    if (d->parts[n] > 1) TRY(check_parts(v, n));
+    return check_samples(v, n, "", d->lo[n], d->hi[n]);
+  case NODE_ALL_TO_ALL:
+    if (t->kind != TENSOR_VALUE && t->kind != TENSOR_GRAD)
+      return BROKEN(v, "%s moves what is neither a value nor a gradient of one", node_name(v, n));
+    if (d->chunk[n] == 0) return BROKEN(v, "%s has no chunk", node_name(v, n));
+    TRY(check_parts(v, n));
     return check_samples(v, n, "", d->lo[n], d->hi[n]);
   case NODE_TRANSFER:
-    if (t->kind != TENSOR_VALUE && t->kind != TENSOR_GRAD)
+    if ((t->kind != TENSOR_VALUE && t->kind != TENSOR_GRAD) || t->spread)
       return BROKEN(v, "%s moves what is neither a value nor a gradient of one", node_name(v, n));
     TRY(check_samples(v, n, ", receiving,", d->lo[n], d->hi[n]));
     return check_samples(v, n, ", sending,", d->src_lo[n], d->src_hi[n]);
@@ -207,16 +224,25 @@ static bool reduces_counts(const Verifier *v, uint32_t n, uint32_t tensor) {
   return v->d->kind[n] == NODE_ALL_REDUCE && v->d->tensor[n] == tensor;
 }
 
+/* The same tensor, one of the two divided by experts. */
+static bool other_layout(const Tensor *a, const Tensor *b) {
+  return a->kind == b->kind && a->value.i == b->value.i && a->chunk.i == b->chunk.i &&
+         a->spread != b->spread;
+}
+
 /* A node that makes tensor t of the edge. */
 static bool makes(const Verifier *v, const Edge *e, const Tensor *t) {
   const Dag *d = v->d;
   const uint32_t n = e->src;
-  const bool moves = d->kind[n] == NODE_TRANSFER && d->tensor[n] == e->tensor;
+  const bool moves =
+      (d->kind[n] == NODE_TRANSFER && d->tensor[n] == e->tensor) ||
+      (d->kind[n] == NODE_ALL_TO_ALL && other_layout(&d->tensors.at[d->tensor[n]], t));
+  const bool layout = t->spread == (d->parts[n] > 1);
   switch (t->kind) {
   case TENSOR_VALUE:
-    return moves || (is_compute(v, n, F) && d->chunk[n] == producer_of(v, t->value).i);
+    return moves || (is_compute(v, n, F) && layout && d->chunk[n] == producer_of(v, t->value).i);
   case TENSOR_GRAD:
-    return moves || (is_compute(v, n, B | BI) && d->chunk[n] == t->chunk.i);
+    return moves || (is_compute(v, n, B | BI) && layout && d->chunk[n] == t->chunk.i);
   case TENSOR_SAVED:
     return is_compute(v, n, F | R) && d->chunk[n] == t->chunk.i;
   case TENSOR_KEPT:
@@ -243,13 +269,15 @@ static bool makes(const Verifier *v, const Edge *e, const Tensor *t) {
 static bool takes(const Verifier *v, const Edge *e, const Tensor *t) {
   const Dag *d = v->d;
   const uint32_t n = e->dst;
-  const bool moves =
-      d->kind[n] == NODE_TRANSFER && d->tensor[n] == e->tensor && d->kind[e->src] != NODE_TRANSFER;
+  const bool moves = (d->kind[n] == NODE_TRANSFER || d->kind[n] == NODE_ALL_TO_ALL) &&
+                     d->tensor[n] == e->tensor && d->kind[e->src] != d->kind[n];
+  const bool layout = t->spread == (d->parts[n] > 1);
   switch (t->kind) {
   case TENSOR_VALUE:
-    return moves || is_compute(v, n, F); /* which values: check_arrivals */
+    return moves || (is_compute(v, n, F) && layout); /* which values: check_arrivals */
   case TENSOR_GRAD:
-    return moves || (is_compute(v, n, B | BI) && d->chunk[n] == producer_of(v, t->value).i);
+    return moves || (is_compute(v, n, B | BI) && layout &&
+                     d->chunk[n] == producer_of(v, t->value).i);
   case TENSOR_SAVED: /* through R where the chunk is recomputed */
     return is_compute(v, n, d->recompute[e->src] && is_compute(v, e->src, F) ? R : B | BI | BW) &&
            d->chunk[n] == t->chunk.i;
@@ -434,7 +462,25 @@ static uint32_t sender_of(const Verifier *v, uint32_t n) {
   return 0;
 }
 
-/* What the edges bring to node n; of a value without a batch axis all parts are the whole. */
+/* Node n gets tensor t from 'from'; of a value without a batch axis all parts are the whole. */
+static PiperStatus arrive(Verifier *v, uint32_t n, const Tensor *t, uint32_t from) {
+  const Dag *d = v->d;
+  if (d->kind[from] != NODE_COMPUTE)
+    return BROKEN(v, "%s gets something that nobody computes, from %s", node_name(v, n),
+                  node_name(v, from));
+  Arrival a = {t->value.i, t->chunk.i, d->lo[from], d->hi[from], from};
+  if (graph_value(v->g, t->value)->batch != BATCH_SPLIT && (a.lo != d->lo[n] || a.hi != d->hi[n]))
+    return BROKEN(v, "%s gets a tensor without a batch axis from %s, which works on other samples",
+                  node_name(v, n), node_name(v, from));
+  if (a.lo < d->lo[n]) a.lo = d->lo[n];
+  if (a.hi > d->hi[n]) a.hi = d->hi[n];
+  if (a.lo >= a.hi)
+    return BROKEN(v, "%s gets from %s nothing of its own samples", node_name(v, n),
+                  node_name(v, from));
+  return vec_push(&v->arrivals, a) ? PIPER_OK : err_nomem(v->err, "dag_verify");
+}
+
+/* What the edges bring to node n: behind transfers, and behind one exchange. */
 static PiperStatus list_arrivals(Verifier *v, uint32_t n) {
   const Dag *d = v->d;
   v->arrivals.n = 0;
@@ -444,17 +490,17 @@ static PiperStatus list_arrivals(Verifier *v, uint32_t n) {
     if (e->kind != EDGE_DATA || (t->kind != TENSOR_VALUE && t->kind != TENSOR_GRAD)) continue;
     const uint32_t from = sender_of(v, e->src);
     if (from == 0) return BROKEN(v, "nothing enters %s", node_name(v, e->src));
-    Arrival a = {t->value.i, t->chunk.i, d->lo[from], d->hi[from], from};
-    if (graph_value(v->g, t->value)->batch != BATCH_SPLIT && (a.lo != d->lo[n] || a.hi != d->hi[n]))
-      return BROKEN(v,
-                    "%s gets a tensor without a batch axis from %s, which works on other samples",
-                    node_name(v, n), node_name(v, from));
-    if (a.lo < d->lo[n]) a.lo = d->lo[n];
-    if (a.hi > d->hi[n]) a.hi = d->hi[n];
-    if (a.lo >= a.hi)
-      return BROKEN(v, "%s gets from %s nothing of its own samples", node_name(v, n),
-                    node_name(v, from));
-    if (!vec_push(&v->arrivals, a)) return err_nomem(v->err, "dag_verify");
+    if (d->kind[from] != NODE_ALL_TO_ALL) {
+      TRY(arrive(v, n, t, from));
+      continue;
+    }
+    for (uint32_t i = v->adj.in_first[from]; i < v->adj.in_first[from + 1]; i++) {
+      const Edge *f = &d->edges.at[v->adj.in_edge[i]];
+      if (f->kind != EDGE_DATA) continue;
+      const uint32_t source = sender_of(v, f->src);
+      if (source == 0) return BROKEN(v, "nothing enters %s", node_name(v, f->src));
+      TRY(arrive(v, n, t, source));
+    }
   }
   if (v->arrivals.n > 1) qsort(v->arrivals.at, v->arrivals.n, sizeof *v->arrivals.at, by_tensor);
   return PIPER_OK;
@@ -650,12 +696,44 @@ static PiperStatus check_transfer(Verifier *v, uint32_t n) {
   return PIPER_OK;
 }
 
+/* The edge has an ALL_TO_ALL at one end: experts beside it are where it is, the others have its
+ * samples on the ranks where it has them. */
+static PiperStatus check_exchange_edge(Verifier *v, const Edge *e) {
+  const Dag *d = v->d;
+  const uint32_t a = e->src, b = e->dst;
+  if (tensor_of(v, e)->spread) {
+    const uint32_t x = d->kind[a] == NODE_ALL_TO_ALL ? a : b, n = x == a ? b : a;
+    if (d->devs[a] == d->devs[b] && d->lo[a] == d->lo[b] && d->hi[a] == d->hi[b] &&
+        d->parts[a] == d->parts[b] && d->chunk[a] == d->chunk[b])
+      return PIPER_OK;
+    return BROKEN(v, "%s exchanges for other experts than those of %s", node_name(v, x),
+                  node_name(v, n));
+  }
+  return d->kind[a] == NODE_TRANSFER || d->kind[b] == NODE_TRANSFER ? PIPER_OK : check_local(v, e);
+}
+
+static PiperStatus check_exchange(Verifier *v, uint32_t n) {
+  const Dag *d = v->d;
+  const Adjacency *a = &v->adj;
+  uint32_t n_in = 0, n_out = 0;
+  for (uint32_t k = a->in_first[n]; k < a->in_first[n + 1]; k++)
+    n_in += d->edges.at[a->in_edge[k]].kind == EDGE_DATA;
+  for (uint32_t k = a->out_first[n]; k < a->out_first[n + 1]; k++)
+    n_out += d->edges.at[a->out_edge[k]].kind == EDGE_DATA;
+  if (n_in == 0) return BROKEN(v, "nothing enters %s", node_name(v, n));
+  if (n_out == 0) return BROKEN(v, "%s moves what nobody takes", node_name(v, n));
+  return PIPER_OK;
+}
+
 static PiperStatus check_placed(Verifier *v) {
   const Dag *d = v->d;
   for (uint32_t n = 1; n < d->n; n++) {
     TRY(check_divides(v, n, d->kind[n] == NODE_TRANSFER ? ", receiving," : "", d->hi[n] - d->lo[n],
                       d->devs[n]));
     if (d->kind[n] == NODE_TRANSFER) TRY(check_transfer(v, n));
+    if (d->kind[n] == NODE_ALL_TO_ALL) TRY(check_exchange(v, n));
+    if (d->parts[n] != 0 && devsets_size(d->devsets, d->devs[n]) % d->parts[n] != 0)
+      return BROKEN(v, "the devices of %s are not groups of %u", node_name(v, n), d->parts[n]);
   }
   for (uint32_t i = 1; i < d->edges.n; i++) {
     const Edge *e = &d->edges.at[i];
@@ -666,6 +744,8 @@ static PiperStatus check_placed(Verifier *v) {
                       node_name(v, e->dst));
     } else if (d->kind[e->src] == NODE_COMPUTE && d->kind[e->dst] == NODE_COMPUTE) {
       TRY(check_local(v, e));
+    } else if (d->kind[e->src] == NODE_ALL_TO_ALL || d->kind[e->dst] == NODE_ALL_TO_ALL) {
+      TRY(check_exchange_edge(v, e));
     }
   }
   return PIPER_OK;

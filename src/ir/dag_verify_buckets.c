@@ -350,7 +350,7 @@ static PiperStatus list_uses(Verifier *v, uint32_t c, UseVec *uses, uint32_t *ma
 static void find_sinks(const Checker *w, uint32_t n, BucketId b, uint32_t to[2], bool *in_group) {
   const Verifier *v = w->v;
   const Dag *d = v->d;
-  const BucketPlace at = bucket_place(d, b, devsets_ranks(d->devsets, d->devs[n])[0]);
+  const BucketPlace at = bucket_place(d, b, bucket_first_user(d, b, (NodeId){n}));
   *in_group = at.size > 1;
   to[0] = to[1] = 0;
   if (!*in_group) {
@@ -400,19 +400,50 @@ static PiperStatus check_contributions(const Checker *w, uint32_t n, const UseVe
   return PIPER_OK;
 }
 
+/* The devices of node n that use the bucket hold it. */
+static bool holds_all(Verifier *v, uint32_t n, uint32_t b) {
+  const Dag *d = v->d;
+  const uint32_t holders = d->buckets.at[b].holders;
+  if (d->parts[n] < 2) return is_subset(v, d->devs[n], holders);
+  for (uint32_t j = 0; j < devsets_size(d->devsets, d->devs[n]); j++)
+    if (bucket_used_at(d, (BucketId){b}, (NodeId){n}, j) &&
+        devsets_position(d->devsets, holders, devsets_ranks(d->devsets, d->devs[n])[j]) < 0)
+      return false;
+  return true;
+}
+
+/* Of experts that are spread: all parameters of the bucket are of one part. */
+static bool is_of_one_part(const Verifier *v, uint32_t n, uint32_t b) {
+  const Dag *d = v->d;
+  const Bucket *bucket = &d->buckets.at[b];
+  const ChunkId c = {d->chunk[n]};
+  if (d->parts[n] < 2) return true;
+  const int64_t each = graph_chunk(v->g, c)->n_experts / d->parts[n];
+  int64_t part = -1;
+  for (uint32_t i = 0; i < bucket->n_params; i++) {
+    const ParamId p = {d->bucket_params.at[bucket->param_first + i]};
+    const int32_t expert = graph_param_expert(v->g, c, p);
+    if (expert < 0 || (i > 0 && expert / each != part)) return false;
+    part = expert / each;
+  }
+  return true;
+}
+
 /* All nodes of a chunk that reads these buckets. */
 static PiperStatus check_uses(const Checker *w, const uint32_t *nodes, uint32_t n_nodes,
                               const UseVec *uses, const uint32_t *mark) {
   Verifier *v = w->v;
   const Dag *d = v->d;
-  uint32_t last_devs = 0;
+  uint32_t last_devs = 0, last_parts = 0;
   for (uint32_t i = 0; i < n_nodes; i++) {
     const uint32_t n = nodes[i];
     const bool placed = devsets_size(d->devsets, d->devs[n]) > 0;
+    const bool elsewhere = d->devs[n] != last_devs || d->parts[n] != last_parts;
     for (size_t u = 0; u < uses->n; u++) {
       const uint32_t b = uses->at[u].bucket;
-      if (!placed ||
-          (d->devs[n] != last_devs && !is_subset(v, d->devs[n], d->buckets.at[b].holders)))
+      if (elsewhere && !is_of_one_part(v, n, b))
+        return BROKEN(v, "bucket %u is not of one part of the experts of %s", b, node_name(v, n));
+      if (!placed || (elsewhere && !holds_all(v, n, b)))
         return BROKEN(v, "%s uses bucket %u on devices that do not hold it", node_name(v, n), b);
       if (is_compute(v, n, F | R) && !uses->at[u].contributes &&
           !has_edge(v, n, w->update[b], TENSOR_NONE))
@@ -421,6 +452,7 @@ static PiperStatus check_uses(const Checker *w, const uint32_t *nodes, uint32_t 
     }
     if (is_compute(v, n, B | BW)) TRY(check_contributions(w, n, uses, mark));
     last_devs = d->devs[n];
+    last_parts = d->parts[n];
   }
   return PIPER_OK;
 }
@@ -460,7 +492,7 @@ static PiperStatus check_all_uses(const Checker *w) {
 static PiperStatus check_gathered(Verifier *v, uint32_t n, BucketId b, bool reads) {
   const Dag *d = v->d;
   const bool placed = devsets_size(d->devsets, d->devs[n]) > 0;
-  const BucketPlace at = placed ? bucket_place(d, b, devsets_ranks(d->devsets, d->devs[n])[0])
+  const BucketPlace at = placed ? bucket_place(d, b, bucket_first_user(d, b, (NodeId){n}))
                                 : (BucketPlace){.group = BUCKET_NOT_HELD};
   uint32_t count = 0;
   for (uint32_t k = v->adj.in_first[n]; k < v->adj.in_first[n + 1]; k++) {

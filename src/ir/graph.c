@@ -44,6 +44,7 @@ void graph_free(Graph *g) {
   vec_free(&g->chunks);
   vec_free(&g->chunk_values);
   vec_free(&g->chunk_params);
+  vec_free(&g->chunk_experts);
   vec_free(&g->scope_first);
   vec_free(&g->scope_tags);
   vec_free(&g->open_tags);

@@ -114,6 +114,7 @@ typedef struct Chunk {
   bool may_drop;                /* some token may find its expert full: counted in the metrics */
   int64_t n_experts, capacity;  /* it is the experts of one nn.moe; 0: it is not */
   uint32_t n_counts;            /* ops that divide by a count of targets */
+  int64_t packed_rows;          /* that they have at most, for one sample, all together */
 } Chunk;
 
 typedef VEC(Value) ValueVec;
@@ -141,6 +142,7 @@ typedef struct Graph {
   U32Vec stack_params; /* ParamIds */
   ChunkVec chunks;    /* after graph_cut */
   U32Vec chunk_values, chunk_params;
+  I32Vec chunk_experts; /* parallel to chunk_params: graph_param_expert */
   U32Vec scope_first; /* tag set s: scope_tags[scope_first[s] .. scope_first[s+1]) */
   TagVec scope_tags;  /* sorted by tag within a set; set 0 is empty */
   U32Vec open_tags;   /* while tracing: the scopes entered now, outermost first ... */
@@ -218,6 +220,10 @@ const uint32_t *graph_value_params(const Graph *g, ValueId v, uint32_t *n);
 static inline uint32_t graph_metric_norm(const Graph *g) { return (uint32_t)g->losses.n - 1; }
 static inline uint32_t graph_metric_dropped(const Graph *g) { return (uint32_t)g->losses.n; }
 static inline uint32_t graph_n_metrics(const Graph *g) { return (uint32_t)g->losses.n + 1; }
+/* Which expert of chunk c the parameter is of: an index, EXPERT_NONE, or EXPERT_SEVERAL. */
+enum { EXPERT_NONE = -1, EXPERT_SEVERAL = -2 };
+int32_t graph_param_expert(const Graph *g, ChunkId c, ParamId p);
+
 /* The op is a ROUTE whose experts take less than all tokens of a sample. */
 static inline bool op_may_drop(const Graph *g, const Op *op) {
   return op->kind == OP_ROUTE &&

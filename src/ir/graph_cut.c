@@ -161,6 +161,7 @@ static PiperStatus cut_ops(Graph *g, PiperErr *err) {
       c->capacity = graph_value(g, op->in[0])->shape.dim[2] - 1;
     }
     if (must_count(g, op)) op->count = ++c->n_counts;
+    if (op->kind == OP_PACK) c->packed_rows = graph_value(g, op->out)->shape.dim[1];
   }
   for (size_t l = 1; l < g->losses.n; l++)
     graph_chunk(g, graph_op(g, graph_value(g, g->losses.at[l].value)->op)->chunk)->has_loss = true;
@@ -221,12 +222,51 @@ static PiperStatus list_outs(Graph *g, ChunkId c, const unsigned char *crosses, 
   return PIPER_OK;
 }
 
+/* Index into chunk_params; the chunk reads the parameter. */
+static uint32_t find_chunk_param(const Graph *g, const Chunk *chunk, uint32_t p) {
+  uint32_t lo = chunk->param_first, hi = lo + chunk->n_params;
+  while (lo < hi) {
+    const uint32_t mid = (lo + hi) / 2;
+    if (g->chunk_params.at[mid] < p) lo = mid + 1;
+    else hi = mid;
+  }
+  return lo;
+}
+
+int32_t graph_param_expert(const Graph *g, ChunkId c, ParamId p) {
+  const Chunk *chunk = graph_chunk(g, c);
+  const uint32_t i = find_chunk_param(g, chunk, p.i);
+  const bool found = i < chunk->param_first + chunk->n_params && g->chunk_params.at[i] == p.i;
+  return found ? g->chunk_experts.at[i] : EXPERT_NONE;
+}
+
+/* Which expert each parameter of chunk c is of. */
+static bool list_experts(Graph *g, ChunkId c) {
+  const Chunk *chunk = graph_chunk(g, c);
+  for (uint32_t i = 0; i < chunk->n_params; i++)
+    if (!vec_push(&g->chunk_experts, EXPERT_NONE)) return false;
+  for (uint32_t o = chunk->first_op; o < chunk->end_op; o++)
+    for (int i = 0; i < 3; i++) {
+      const ValueId v = g->ops.at[o].in[i];
+      uint32_t n;
+      if (graph_value(g, v)->kind != VALUE_STACK) continue;
+      const uint32_t *params = graph_value_params(g, v, &n);
+      for (uint32_t e = 0; e < n; e++) {
+        int32_t *expert = &g->chunk_experts.at[find_chunk_param(g, chunk, params[e])];
+        *expert = *expert == EXPERT_NONE || *expert == (int32_t)e ? (int32_t)e : EXPERT_SEVERAL;
+      }
+    }
+  return true;
+}
+
 static PiperStatus list_edges(Graph *g, PiperErr *err) {
   unsigned char *crosses = calloc(g->values.n, 1);
   if (crosses == NULL) return err_nomem(err, "model");
   PiperStatus st = PIPER_OK;
   for (uint32_t c = 1; c < g->chunks.n && st == PIPER_OK; c++)
-    st = list_reads(g, (ChunkId){c}, crosses, err);
+    if ((st = list_reads(g, (ChunkId){c}, crosses, err)) == PIPER_OK &&
+        !list_experts(g, (ChunkId){c}))
+      st = err_nomem(err, "model");
   for (uint32_t c = 1; c < g->chunks.n && st == PIPER_OK; c++)
     st = list_outs(g, (ChunkId){c}, crosses, err);
   free(crosses);

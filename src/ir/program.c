@@ -23,6 +23,7 @@ typedef enum ProgramKind {
 typedef struct ProgramKey {
   uint32_t kind, pass, mode;
   uint32_t id; /* chunk or bucket */
+  uint32_t part, parts;
   int64_t samples;
   Share share; /* of a bucket */
 } ProgramKey;
@@ -72,9 +73,22 @@ const uint32_t *build_grad_readers(const ProgramBuild *b, ValueId v, uint32_t *n
 
 uint32_t build_loss(const ProgramBuild *b, ValueId v) { return b->p->loss[v.i]; }
 
+Shape build_shape(const ProgramBuild *b, ValueId v) {
+  Shape s = graph_value(b->graph, v)->shape;
+  if (b->parts < 2) return s;
+  const Chunk *c = graph_chunk(b->graph, b->chunk);
+  const int64_t room = c->n_experts / b->parts * c->capacity;
+  for (int i = 0; i < s.rank; i++) {
+    if (s.axis[i] == AXIS_EXPERT) s.dim[i] /= b->parts;
+    if (s.axis[i] == AXIS_PACKED && s.dim[i] > room) s.dim[i] = room;
+  }
+  return s;
+}
+
 uint64_t build_bytes(ProgramBuild *b, ValueId v) {
   const Value *value = graph_value(b->graph, v);
-  const int64_t n = shape_elements(&value->shape, b->samples);
+  const Shape shape = build_shape(b, v);
+  const int64_t n = shape_elements(&shape, b->samples);
   if (n < 0 || n > (int64_t)1 << 56) {
     build_fail(b, PIPER_EUSER, "a tensor is too large for this batch");
     return 0;
@@ -135,9 +149,10 @@ static KernelArg *set_arg(ProgramBuild *b, uint32_t i, Place at, int access) {
 static void set_shape(const ProgramBuild *b, KernelArg *arg, ValueId v) {
   const Value *value = graph_value(b->graph, v);
   arg->dtype = (uint8_t)dtype_concrete(value->dtype, b->dtype);
-  arg->rank = value->shape.rank;
-  for (int i = 0; i < value->shape.rank; i++) arg->dim[i] = value->shape.dim[i];
-  if (value->shape.batched) arg->dim[0] *= b->samples;
+  const Shape shape = build_shape(b, v);
+  arg->rank = shape.rank;
+  for (int i = 0; i < shape.rank; i++) arg->dim[i] = shape.dim[i];
+  if (shape.batched) arg->dim[0] *= b->samples;
 }
 
 void build_arg(ProgramBuild *b, uint32_t i, Place at, ValueId v, int access) {
@@ -161,8 +176,9 @@ void build_arg_flat(ProgramBuild *b, uint32_t i, Place at, DType dtype, int64_t 
 }
 
 void build_cost(ProgramBuild *b, OpCost c) {
-  b->cost.flops += c.flops;
-  b->cost.bytes += c.bytes;
+  const double share = b->parts > 1 ? b->parts : 1;
+  b->cost.flops += c.flops / share;
+  b->cost.bytes += c.bytes / share;
 }
 
 /* ---- the finished program -------------------------------------------------------------------- */
@@ -330,6 +346,8 @@ static PiperStatus intern_program(Programs *p, ProgramKey key, uint32_t *id, Pip
                     .float_bytes = dtype_bytes(p->spec.dtype),
                     .chunk = {key.kind <= PROGRAM_TARGETS ? key.id : 0},
                     .mode = (ProgramMode)key.mode,
+                    .part = key.part,
+                    .parts = key.parts,
                     .samples = key.samples};
   Program *program = arena_alloc(p->arena, 1, sizeof *program);
   if (program == NULL) return err_nomem(err, "programs");
@@ -372,6 +390,20 @@ PiperStatus programs_targets(Programs *p, ChunkId chunk, int64_t samples, uint32
                              PiperErr *err) {
   return intern_program(
       p, (ProgramKey){.kind = PROGRAM_TARGETS, .id = chunk.i, .samples = samples}, id, err);
+}
+
+PiperStatus programs_node(Programs *p, NodeId n, uint32_t pos, uint32_t *id, PiperErr *err) {
+  const Dag *d = p->spec.dag;
+  const NodeShare s = dag_share(d, n, pos);
+  return intern_program(p,
+                        (ProgramKey){.kind = PROGRAM_CHUNK,
+                                     .pass = d->pass[n.i],
+                                     .mode = dag_program_mode(d, n),
+                                     .id = d->chunk[n.i],
+                                     .part = s.part,
+                                     .parts = s.parts,
+                                     .samples = s.hi - s.lo},
+                        id, err);
 }
 
 PiperStatus programs_norm(Programs *p, BucketId bucket, Share share, uint32_t *id, PiperErr *err) {

@@ -82,12 +82,15 @@ typedef enum ProgramMode {
 
 ProgramMode dag_program_mode(const Dag *d, NodeId n); /* of a COMPUTE node */
 
-/* Ids start at 1 and are dense. 'samples' is the size of one device's part. */
+/* Ids start at 1 and are dense. 'samples' is the size of one device's part. All experts. */
 PiperStatus programs_chunk(Programs *p, ChunkId chunk, Pass pass, ProgramMode mode, int64_t samples,
                            uint32_t *id, PiperErr *err);
 /* Counts the targets of the chunk's losses. */
 PiperStatus programs_targets(Programs *p, ChunkId chunk, int64_t samples, uint32_t *id,
                              PiperErr *err);
+/* That of position 'pos' of a COMPUTE node's device set: dag_share says the samples, and of spread
+ * experts the part. */
+PiperStatus programs_node(Programs *p, NodeId n, uint32_t pos, uint32_t *id, PiperErr *err);
 /* Of elements [lo, hi) of the bucket; their bindings begin at element lo. An empty share has nothing
  * to do. */
 PiperStatus programs_norm(Programs *p, BucketId bucket, Share share, uint32_t *id, PiperErr *err);

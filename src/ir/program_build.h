@@ -64,6 +64,7 @@ typedef struct ProgramBuild {
   ChunkId chunk;
   ProgramMode mode;
   int64_t samples;
+  uint32_t part, parts;       /* of the chunk's experts; parts 0: all of them */
   VEC(ChunkValue) values;     /* element 0 unused */
   VEC(Incoming) incoming;     /* element 0 unused */
   VEC(KernelCall) calls;
@@ -87,6 +88,7 @@ void build_arg_flat(ProgramBuild *b, uint32_t i, Place at, DType dtype, int64_t 
 void build_arg_shape(ProgramBuild *b, uint32_t i, ValueId v); /* absent, but with its shape */
 void build_cost(ProgramBuild *b, OpCost c);
 uint64_t build_bytes(ProgramBuild *b, ValueId v); /* of one device's part */
+Shape build_shape(const ProgramBuild *b, ValueId v); /* with the experts of that part */
 /* The chunks to which v's gradient owes a contribution, ascending. */
 const uint32_t *build_grad_readers(const ProgramBuild *b, ValueId v, uint32_t *n);
 uint32_t build_loss(const ProgramBuild *b, ValueId v); /* index of the loss that v is; 0: none */
@@ -98,7 +100,7 @@ bool build_add(ProgramBuild *b, ValueId v, uint32_t root, bool computed); /* roo
 void build_layout(ProgramBuild *b);
 Place build_value(ProgramBuild *b, ValueId v);
 OpAttrs build_attrs(const ProgramBuild *b, const Op *op);
-/* The parameters of a stack. */
+/* The parameters of a stack that this part of the experts has. */
 typedef struct StackPart {
   const uint32_t *params; /* ParamIds */
   uint32_t n;

@@ -33,6 +33,9 @@ StackPart build_stack(const ProgramBuild *b, ValueId stack) {
   StackPart part = {0};
   if (stack.i != 0 && graph_value(b->graph, stack)->kind == VALUE_STACK)
     part.params = graph_value_params(b->graph, stack, &part.n);
+  if (b->parts < 2 || part.params == NULL) return part;
+  part.n /= b->parts;
+  part.params += b->part * part.n;
   return part;
 }
 

@@ -5,7 +5,7 @@
 #include "ir/filter.h"
 
 typedef enum DirectiveKind {
-  DIRECTIVE_PLACE, DIRECTIVE_REPLICATE, DIRECTIVE_SPLIT, DIRECTIVE_ORDER, DIRECTIVE_RECOMPUTE,
+  DIRECTIVE_PLACE, DIRECTIVE_REPLICATE, DIRECTIVE_SHARD, DIRECTIVE_SPLIT, DIRECTIVE_ORDER, DIRECTIVE_RECOMPUTE,
   DIRECTIVE_KIND_COUNT
 } DirectiveKind;
 extern const char *const DIRECTIVE_NAME[DIRECTIVE_KIND_COUNT];
@@ -19,10 +19,12 @@ typedef struct OrderGroup {
 typedef struct Directive {
   DirectiveKind kind;
   const char *line;       /* "train.lua:12" */
-  Filter filter;          /* place, replicate, split, recompute */
-  const int32_t *devices; /* place, replicate */
+  Filter filter;          /* place, replicate, shard, split, recompute */
+  const int32_t *devices; /* place, replicate, shard: of all groups, one after the other */
   uint32_t n_devices;
-  const char *stream;     /* place: of the transfers that leave; NULL: "pp_stream" */
+  uint32_t group_size;    /* shard: devices of each group */
+  const char *stream;     /* place: of the transfers that leave; NULL: "pp_stream"; shard: of the
+                             all_to_alls; NULL: "ep_stream" */
   /* replicate */
   const char *reduce_stream; /* NULL: "dp_stream" */
   const char *gather_stream; /* NULL: "ag_stream" */

@@ -9,13 +9,15 @@
 
 typedef PiperStatus PassRun(Dag *d, const Strategy *s, const PassOptions *opt, PiperErr *err);
 
-PassRun pass_build, pass_split, pass_split_backward, pass_recompute, pass_place, pass_replicate,
-    pass_count, pass_order, pass_zero;
+PassRun pass_build, pass_split, pass_split_backward, pass_recompute, pass_place, pass_shard,
+    pass_replicate, pass_count, pass_order, pass_zero;
 
 /* Buckets and homes, from what the replicate directives say about each chunk (pass_bucket.c).
  * bucket_bytes[c]: the largest bucket of chunk c; 0: no limit; negative: of untrained parameters as
- * well. Fills param_first, n_params, chunk, trained and elements of the buckets. */
-PiperStatus bucket_params(Dag *d, const int64_t *bucket_bytes, size_t float_bytes, PiperErr *err);
+ * well. parts[c]: that its experts are spread over. Fills param_first, n_params, chunk, trained and
+ * elements of the buckets. */
+PiperStatus bucket_params(Dag *d, const int64_t *bucket_bytes, const uint32_t *parts,
+                          size_t float_bytes, PiperErr *err);
 bool param_is_trained(const Param *p);
 
 /* Chunk 'chunk' reads parameters of bucket 'bucket'. */

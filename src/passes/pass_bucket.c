@@ -2,8 +2,9 @@
  *
  * requires  a DAG without buckets
  * ensures   every parameter that a chunk reads has a home. A parameter that one chunk reads is in a
- *           bucket of that chunk, trained ones apart from the others; one that several chunks read
- *           (a tied one) is a bucket of its own. Buckets of the chunks come first, by chunk,
+ *           bucket of that chunk, trained ones apart from the others, and where experts are spread
+ *           those of each part apart; one that several chunks read (a tied one) is a bucket of its
+ *           own. Buckets of the chunks come first, by chunk,
  *           trained ones before the others; then the tied ones. Inside a bucket parameters stay in
  *           the order of their ids, without gaps
  * on error  the DAG may be half rewritten: drop it
@@ -45,15 +46,27 @@ static PiperStatus put_param(Packer *w, ParamId p, PiperErr *err) {
   return PIPER_OK;
 }
 
-/* The trained, or the other, parameters that only this chunk reads. */
-static PiperStatus pack_chunk(Packer *w, ChunkId c, bool trained, int64_t limit, PiperErr *err) {
+/* The trained, or the other, parameters that only this chunk reads, of experts [first, end). */
+typedef struct Wanted {
+  ChunkId chunk;
+  bool trained;
+  int64_t limit;      /* bytes; 0: none */
+  int64_t first, end; /* end 0: all parameters */
+} Wanted;
+
+static PiperStatus pack(Packer *w, const Wanted *x, PiperErr *err) {
   const Graph *g = w->d->graph;
+  const ChunkId c = x->chunk;
   const Chunk *chunk = graph_chunk(g, c);
+  const bool trained = x->trained;
+  const int64_t limit = x->limit;
   bool open = false;
   for (uint32_t k = 0; k < chunk->n_params; k++) {
     const ParamId p = {g->chunk_params.at[chunk->param_first + k]};
     const Param *param = graph_param(g, p);
     if (w->reader[p.i] != c.i || param_is_trained(param) != trained) continue;
+    const int64_t expert = x->end > 0 ? graph_param_expert(g, c, p) : 0;
+    if (x->end > 0 && (expert < x->first || expert >= x->end)) continue;
     if (open && limit > 0) {
       const int64_t held = w->d->buckets.at[w->d->buckets.n - 1].elements;
       const int64_t more = shape_elements_per_sample(&param->shape);
@@ -66,7 +79,19 @@ static PiperStatus pack_chunk(Packer *w, ChunkId c, bool trained, int64_t limit,
   return PIPER_OK;
 }
 
-PiperStatus bucket_params(Dag *d, const int64_t *bucket_bytes, size_t float_bytes, PiperErr *err) {
+static PiperStatus pack_chunk(Packer *w, Wanted x, uint32_t parts, PiperErr *err) {
+  if (parts < 2) return pack(w, &x, err);
+  const int64_t each = graph_chunk(w->d->graph, x.chunk)->n_experts / parts;
+  for (uint32_t i = 0; i < parts; i++) {
+    x.first = i * each;
+    x.end = x.first + each;
+    TRY(pack(w, &x, err));
+  }
+  return PIPER_OK;
+}
+
+PiperStatus bucket_params(Dag *d, const int64_t *bucket_bytes, const uint32_t *parts,
+                          size_t float_bytes, PiperErr *err) {
   const Graph *g = d->graph;
   const uint32_t n_chunks = graph_n_chunks(g);
   Packer w = {.d = d, .float_bytes = float_bytes};
@@ -81,9 +106,10 @@ PiperStatus bucket_params(Dag *d, const int64_t *bucket_bytes, size_t float_byte
   }
   for (uint32_t c = 1; st == PIPER_OK && c <= n_chunks; c++) {
     const int64_t limit = bucket_bytes[c] < 0 ? -bucket_bytes[c] : bucket_bytes[c];
-    st = pack_chunk(&w, (ChunkId){c}, true, limit, err);
-    if (st == PIPER_OK)
-      st = pack_chunk(&w, (ChunkId){c}, false, bucket_bytes[c] < 0 ? limit : 0, err);
+    const Wanted trained = {.chunk = {c}, .trained = true, .limit = limit};
+    const Wanted others = {.chunk = {c}, .limit = bucket_bytes[c] < 0 ? limit : 0};
+    st = pack_chunk(&w, trained, parts[c], err);
+    if (st == PIPER_OK) st = pack_chunk(&w, others, parts[c], err);
   }
   for (uint32_t p = 1; st == PIPER_OK && p < g->params.n; p++) {
     if (w.reader[p] != MANY) continue;

@@ -9,8 +9,8 @@
  *
  * Only compute nodes are ordered: a transfer or reduction that a group causes may run while the
  * next group computes. Nodes of one group are not ordered among themselves, so only its sources and
- * sinks (nodes without a data edge from, or to, another node of the group, where an edge through a
- * transfer counts) get edges.
+ * sinks (nodes without a data edge from, or to, another node of the group, where an edge through
+ * transfers and exchanges counts) get edges.
  *
  * A member is convex: no path leaves it and comes back through compute nodes that its order does
  * not name. Most members are one node, and trivially so. For the others the longest-path level
@@ -213,7 +213,7 @@ static void find_levels(const Dag *d, const Adjacency *a, const uint32_t *topo, 
 
 /* Reductions, norms and updates never lead to compute nodes. */
 static bool leads_on(const Dag *d, uint32_t n) {
-  return d->kind[n] == NODE_COMPUTE || d->kind[n] == NODE_TRANSFER;
+  return d->kind[n] == NODE_COMPUTE || d->kind[n] == NODE_TRANSFER || d->kind[n] == NODE_ALL_TO_ALL;
 }
 
 /* Levels prove every member of the group convex. */
@@ -354,28 +354,31 @@ static PiperStatus check_convex(const Orderer *w, PiperErr *err) {
 
 /* ---- edges ----------------------------------------------------------------------------------- */
 
-/* Marks the nodes that have a data edge from, and to, another node of their group: directly or
- * through one transfer. */
-static PiperStatus mark_inner_edges(Orderer *w, PiperErr *err) {
+/* Node v gets something from u, or from what is behind the transfers and exchanges from there on. */
+static void mark_behind(Orderer *w, const Adjacency *a, uint32_t u, uint32_t v) {
   const Dag *d = w->d;
-  w->has_before = calloc(d->n, sizeof *w->has_before);
-  w->has_after = calloc(d->n, sizeof *w->has_after);
-  uint32_t *sender = calloc(d->n, sizeof *sender); /* by transfer */
-  if (w->has_before == NULL || w->has_after == NULL || sender == NULL) {
-    free(sender);
-    return err_nomem(err, "order");
-  }
-  for (size_t i = 1; i < d->edges.n; i++)
-    if (d->kind[d->edges.at[i].dst] == NODE_TRANSFER)
-      sender[d->edges.at[i].dst] = d->edges.at[i].src;
-  for (size_t i = 1; i < d->edges.n; i++) {
-    const Edge *e = &d->edges.at[i];
-    const uint32_t u = d->kind[e->src] == NODE_TRANSFER ? sender[e->src] : e->src;
-    if (!same_group(d, u, e->dst)) continue;
-    w->has_before[e->dst] = true;
+  if (d->kind[u] == NODE_TRANSFER || d->kind[u] == NODE_ALL_TO_ALL) {
+    for (uint32_t k = a->in_first[u]; k < a->in_first[u + 1]; k++)
+      mark_behind(w, a, d->edges.at[a->in_edge[k]].src, v);
+  } else if (same_group(d, u, v)) {
+    w->has_before[v] = true;
     w->has_after[u] = true;
   }
-  free(sender);
+}
+
+/* Marks the nodes that have a data edge from, and to, another node of their group: directly, or
+ * through transfers and exchanges (of which each follows at most two others). */
+static PiperStatus mark_inner_edges(Orderer *w, PiperErr *err) {
+  const Dag *d = w->d;
+  Adjacency a;
+  w->has_before = calloc(d->n, sizeof *w->has_before);
+  w->has_after = calloc(d->n, sizeof *w->has_after);
+  if (w->has_before == NULL || w->has_after == NULL) return err_nomem(err, "order");
+  TRY(adjacency_new(d, &a, err));
+  for (size_t i = 1; i < d->edges.n; i++)
+    if (d->order_of[d->edges.at[i].dst] != 0)
+      mark_behind(w, &a, d->edges.at[i].src, d->edges.at[i].dst);
+  adjacency_free(&a);
   return PIPER_OK;
 }
 

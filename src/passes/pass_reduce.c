@@ -86,7 +86,7 @@ static bool reduce_in_groups(Maker *w) {
     if (!vec_push(&w->reduces, 0)) return false;
   for (size_t s = 0; s < w->sources.n; s++) {
     const uint32_t source = w->sources.at[s];
-    const int32_t rank = devsets_ranks(d->devsets, d->devs[source])[0];
+    const int32_t rank = bucket_first_user(d, w->b, (NodeId){source});
     const uint32_t k = n_groups == 1 ? 0 : bucket_place(d, w->b, rank).group;
     if (devsets_size(d->devsets, bucket_group(d, w->b, k)) == 1) {
       if (!vec_push(&w->ends, source)) return false;

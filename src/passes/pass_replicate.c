@@ -14,8 +14,10 @@
  *
  * One reduction joins the devices of a set and, for parameters that are used on several sets, the
  * sets (design 5.5). A chunk whose nodes have several devices needs a replicate directive that
- * matches all of it; one that merely has microbatches on different single devices is joined without
+ * matches all of it, or is one of experts that a shard directive spreads: each of these is held, and
+ * reduced, by the devices that have its part; one that merely has microbatches on different single devices is joined without
  * being asked. What a directive says of a parameter, those of all its uses have to say. */
+#include "ir/bucket.h"
 #include "ir/grad_flow.h"
 #include "passes/pass.h"
 
@@ -29,6 +31,7 @@ typedef struct ChunkInfo {
   uint32_t holders;   /* device set: all devices that run it */
   uint32_t last_devs; /* of the node seen last: already in holders */
   uint32_t wide;      /* a node on several devices; 0: none */
+  uint32_t parts;     /* that its experts are spread over; 0: no shard directive matches it */
   uint32_t replicate; /* 1 + index of the directive; 0: none */
   uint32_t matched;   /* nodes matched by the directive at hand ... */
   uint32_t stamp;     /* ... 1 + index of it */
@@ -55,6 +58,7 @@ static PiperStatus collect_chunks(Replicator *w, PiperErr *err) {
     if (d->kind[n] != NODE_COMPUTE) continue;
     ChunkInfo *info = &w->info[d->chunk[n]];
     info->n_nodes++;
+    info->parts = d->parts[n];
     if (d->devs[n] == info->last_devs) continue;
     info->last_devs = d->devs[n];
     info->holders = devsets_union(d->devsets, info->holders, d->devs[n]);
@@ -243,7 +247,8 @@ static PiperStatus check_wide_chunks(Replicator *w, const FilterIndex *index, Pi
   for (uint32_t c = 1; c <= graph_n_chunks(d->graph); c++) {
     const ChunkInfo *info = &w->info[c];
     ParamId p;
-    if (info->wide == 0 || info->replicate != 0 || !has_trained(d->graph, c, &p)) continue;
+    if (info->wide == 0 || info->replicate != 0 || info->parts != 0) continue;
+    if (!has_trained(d->graph, c, &p)) continue;
     const Directive *place;
     char chunk[TEXT], devs[TEXT];
     TRY(place_of(w, index, info->wide, &place, err));
@@ -287,14 +292,18 @@ static PiperStatus run_directives(Replicator *w, PiperErr *err) {
 static PiperStatus make_buckets(Replicator *w, PiperErr *err) {
   const uint32_t n_chunks = graph_n_chunks(w->d->graph);
   int64_t *limit = calloc((size_t)n_chunks + 1, sizeof *limit);
-  if (limit == NULL) return err_nomem(err, "replicate");
-  for (uint32_t c = 1; c <= n_chunks; c++)
+  uint32_t *parts = calloc((size_t)n_chunks + 1, sizeof *parts);
+  PiperStatus st = limit == NULL || parts == NULL ? err_nomem(err, "replicate") : PIPER_OK;
+  for (uint32_t c = 1; st == PIPER_OK && c <= n_chunks; c++) {
+    parts[c] = w->info[c].parts;
     if (w->info[c].replicate != 0) {
       const Directive *x = &w->s->at[w->info[c].replicate - 1];
       limit[c] = x->zero == ZERO_PARAMS ? -x->bucket_bytes : x->bucket_bytes;
     }
-  const PiperStatus st = bucket_params(w->d, limit, w->opt->float_bytes, err);
+  }
+  if (st == PIPER_OK) st = bucket_params(w->d, limit, parts, w->opt->float_bytes, err);
   free(limit);
+  free(parts);
   return st;
 }
 
@@ -304,13 +313,30 @@ static int by_bucket(const void *a, const void *b) {
   return (x->chunk > y->chunk) - (x->chunk < y->chunk);
 }
 
+/* The devices of a chunk that use the bucket. */
+static uint32_t users_of(Replicator *w, uint32_t b, uint32_t c) {
+  Dag *d = w->d;
+  if (w->info[c].parts < 2) return w->info[c].holders;
+  uint32_t users = 0, last = 0;
+  for (uint32_t i = w->uses.nodes_first[c]; i < w->uses.nodes_first[c + 1]; i++) {
+    const NodeId n = {w->uses.chunk_nodes[i]};
+    if (d->devs[n.i] == last) continue;
+    last = d->devs[n.i];
+    const uint32_t more = bucket_users(d, (BucketId){b}, n);
+    users = more != 0 ? devsets_union(d->devsets, users, more) : 0;
+    if (users == 0) return 0;
+  }
+  return users;
+}
+
 /* One use joins the bucket's holders, and brings what its chunk's directive says. */
 static PiperStatus join_bucket(Replicator *w, uint32_t b, uint32_t c, bool first, PiperErr *err) {
   Dag *d = w->d;
   Bucket *bucket = &d->buckets.at[b];
   const ChunkInfo *info = &w->info[c];
-  bucket->holders = devsets_union(d->devsets, bucket->holders, info->holders);
-  if (bucket->holders == 0) return err_nomem(err, "device sets");
+  const uint32_t users = users_of(w, b, c);
+  if (users != 0) bucket->holders = devsets_union(d->devsets, bucket->holders, users);
+  if (users == 0 || bucket->holders == 0) return err_nomem(err, "device sets");
   bucket->replicated = (first || bucket->replicated) && info->replicate != 0;
   if (info->replicate == 0) return PIPER_OK;
   const Directive *x = &w->s->at[info->replicate - 1];
@@ -397,10 +423,12 @@ static PiperStatus find_groups(Replicator *w, uint32_t b, size_t first, size_t e
     const uint32_t c = w->uses.at.at[u].chunk;
     uint32_t last = 0;
     for (uint32_t i = w->uses.nodes_first[c]; i < w->uses.nodes_first[c + 1]; i++) {
-      const uint32_t devs = d->devs[w->uses.chunk_nodes[i]];
-      if (devs == last) continue;
-      TRY(add_to_groups(d->devsets, groups, devs, err));
-      last = devs;
+      const NodeId n = {w->uses.chunk_nodes[i]};
+      if (d->devs[n.i] == last) continue;
+      last = d->devs[n.i];
+      const uint32_t users = bucket_users(d, (BucketId){b}, n);
+      if (users == 0) return err_nomem(err, "device sets");
+      TRY(add_to_groups(d->devsets, groups, users, err));
     }
   }
   if (groups->n < 2) return PIPER_OK; /* one: the holders */

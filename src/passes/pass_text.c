@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-const char *const DIRECTIVE_NAME[DIRECTIVE_KIND_COUNT] = {"place", "replicate", "split", "order",
-                                                          "recompute"};
+const char *const DIRECTIVE_NAME[DIRECTIVE_KIND_COUNT] = {"place", "replicate", "shard",
+                                                          "split", "order",     "recompute"};
 
 PiperStatus directive_fail(PiperErr *err, const Directive *x, const char *fmt, ...) {
   char text[PIPER_ERR_TEXT];

@@ -38,9 +38,10 @@ typedef struct Step {
 /* A bucket that the step at 'at' reads; the gather that brings it begins or ends here. */
 typedef struct Use {
   uint32_t bucket, group;
-  uint32_t at;   /* index of its step */
-  uint32_t next; /* the bucket's next use in the sequence; NONE */
-  bool joined;   /* the gather of this use serves the next one as well */
+  uint32_t parts; /* of experts that are spread: as many devices share the buckets of a step */
+  uint32_t at;    /* index of its step */
+  uint32_t next;  /* the bucket's next use in the sequence; NONE */
+  bool joined;    /* the gather of this use serves the next one as well */
   NodeId gather;
 } Use;
 
@@ -80,6 +81,11 @@ static uint64_t bucket_bytes(const Zero *w, uint32_t b) {
   return (uint64_t)w->d->buckets.at[b].elements * w->float_bytes;
 }
 
+/* Of one device; those of experts that are spread are taken to be alike. */
+static uint64_t use_bytes(const Zero *w, const Use *use) {
+  return bucket_bytes(w, use->bucket) / use->parts;
+}
+
 /* ---- the order of compute nodes -------------------------------------------------------------- */
 
 static PiperStatus find_order(Zero *w, const PassOptions *opt) {
@@ -98,38 +104,53 @@ static PiperStatus find_order(Zero *w, const PassOptions *opt) {
   return st;
 }
 
+/* Programs of a node: of experts that are spread, one for each part. */
+static uint32_t parts_of(const Dag *d, uint32_t n) { return d->parts[n] > 1 ? d->parts[n] : 1; }
+
 static PiperStatus find_programs(Zero *w) {
   const Dag *d = w->d;
   w->reads = calloc(d->n, sizeof *w->reads);
   if (w->reads == NULL) return nomem(w);
   for (uint32_t n = 1; n < d->n; n++) {
-    uint32_t id;
     if (d->kind[n] != NODE_COMPUTE) continue;
-    const int64_t samples = (d->hi[n] - d->lo[n]) / devsets_size(d->devsets, d->devs[n]);
-    TRY(programs_chunk(w->programs, (ChunkId){d->chunk[n]}, (Pass)d->pass[n],
-                       dag_program_mode(d, (NodeId){n}), samples, &id, w->err));
-    if (programs_at(w->programs, id)->n_calls > 0) w->reads[n] = id;
+    for (uint32_t part = 0; part < parts_of(d, n); part++) {
+      uint32_t id;
+      TRY(programs_node(w->programs, (NodeId){n}, part, &id, w->err));
+      if (programs_at(w->programs, id)->n_calls > 0) w->reads[n] = id;
+    }
+  }
+  return PIPER_OK;
+}
+
+static PiperStatus add_program_uses(Zero *w, uint32_t at, uint32_t part) {
+  const Dag *d = w->d;
+  const NodeId n = {w->steps.at[at].node};
+  uint32_t id;
+  TRY(programs_node(w->programs, n, part, &id, w->err));
+  const Program *p = programs_at(w->programs, id);
+  for (uint32_t k = 0; k < p->n_bindings; k++) {
+    const Binding *b = &p->bindings[k];
+    if (b->kind != BIND_PARAM || d->buckets.at[b->bucket.i].zero != ZERO_PARAMS) continue;
+    const BucketPlace place = bucket_place(d, b->bucket, bucket_first_user(d, b->bucket, n));
+    if (place.group == BUCKET_NOT_HELD || place.size == 1) continue;
+    uint32_t *last = &w->last_use[b->bucket.i];
+    if (*last != 0) w->uses.at[*last - 1].next = (uint32_t)w->uses.n;
+    const Use use = {.bucket = b->bucket.i,
+                     .group = place.group,
+                     .parts = parts_of(d, n.i),
+                     .at = at,
+                     .next = NONE};
+    if (!vec_push(&w->uses, use)) return nomem(w);
+    *last = (uint32_t)w->uses.n;
   }
   return PIPER_OK;
 }
 
 static PiperStatus add_uses(Zero *w, uint32_t at) {
-  const Dag *d = w->d;
   Step *step = &w->steps.at[at];
-  const Program *p = programs_at(w->programs, step->program);
   step->use_first = (uint32_t)w->uses.n;
-  for (uint32_t k = 0; k < p->n_bindings; k++) {
-    const Binding *b = &p->bindings[k];
-    if (b->kind != BIND_PARAM || d->buckets.at[b->bucket.i].zero != ZERO_PARAMS) continue;
-    const int32_t rank = devsets_ranks(d->devsets, d->devs[step->node])[0];
-    const BucketPlace place = bucket_place(d, b->bucket, rank);
-    if (place.group == BUCKET_NOT_HELD || place.size == 1) continue;
-    uint32_t *last = &w->last_use[b->bucket.i];
-    if (*last != 0) w->uses.at[*last - 1].next = (uint32_t)w->uses.n;
-    const Use use = {.bucket = b->bucket.i, .group = place.group, .at = at, .next = NONE};
-    if (!vec_push(&w->uses, use)) return nomem(w);
-    *last = (uint32_t)w->uses.n;
-  }
+  for (uint32_t part = 0; part < parts_of(w->d, step->node); part++)
+    TRY(add_program_uses(w, at, part));
   step->n_uses = (uint32_t)w->uses.n - step->use_first;
   return PIPER_OK;
 }
@@ -230,8 +251,8 @@ static PiperStatus add_up(Zero *w) {
     uint32_t end = use->at + 1;
     if (use->next != NONE && begin_of(w, &w->uses.at[use->next]) < end)
       end = begin_of(w, &w->uses.at[use->next]); /* there it is counted for the next use */
-    w->alive[begin_of(w, use)] += bucket_bytes(w, use->bucket);
-    w->alive[end] -= bucket_bytes(w, use->bucket);
+    w->alive[begin_of(w, use)] += use_bytes(w, use);
+    w->alive[end] -= use_bytes(w, use);
   }
   for (uint32_t at = 0; at < n; at++) w->alive[at + 1] += w->alive[at];
   return PIPER_OK;
@@ -261,7 +282,7 @@ static PiperStatus join_uses(Zero *w) {
   for (size_t k = 0; k < w->gaps.n; k++) {
     const Gap *gap = &w->gaps.at[k];
     Use *use = &w->uses.at[gap->use];
-    const uint64_t bytes = bucket_bytes(w, use->bucket);
+    const uint64_t bytes = use_bytes(w, use);
     const uint64_t limit = peak + (uint64_t)w->d->buckets.at[use->bucket].keep_bytes;
     bool fits = true;
     for (uint32_t at = gap->lo; fits && at < gap->hi; at++) fits = w->alive[at] + bytes <= limit;

@@ -33,6 +33,7 @@ static const struct Row {
     {"split_backward", pass_split_backward, BUILT | ONLY_COMPUTE | FUSED, FUSED,        0},
     {"recompute",      pass_recompute,      BUILT | ONLY_COMPUTE,         0,            0},
     {"place",          pass_place,          BUILT | ONLY_COMPUTE,         ONLY_COMPUTE, PLACED},
+    {"shard",          pass_shard,          PLACED,                       ONLY_COMPUTE, 0},
     {"replicate",      pass_replicate,      PLACED,                       ONLY_COMPUTE, BUCKETED},
     {"count",          pass_count,          PLACED,                       ONLY_COMPUTE, COUNTED},
     {"order",          pass_order,          PLACED,                       0,            ORDERED},

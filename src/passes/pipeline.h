@@ -18,9 +18,9 @@ typedef struct PassOptions {
 } PassOptions;
 
 /* build: one F and one B for each chunk, its buckets, a NORM and an UPDATE for each trained bucket,
- * the ALL_REDUCE of the metrics. Then split, split_backward, recompute, place (+ transfers), replicate
- * (+ reductions), count (of targets), order, zero (+ gathers). Messages start with the directive's
- * "file:line: directive: ". */
+ * the ALL_REDUCE of the metrics. Then split, split_backward, recompute, place (+ transfers), shard
+ * (+ exchanges), replicate (+ reductions), count (of targets), order, zero (+ gathers). Messages
+ * start with the directive's "file:line: directive: ". */
 PiperStatus passes_run(const Graph *g, int64_t batch, const Strategy *s, const PassOptions *opt,
                        Dag **out, PiperErr *err);
 

@@ -9,7 +9,8 @@ const char *const MEM_NAME[MEM_COUNT] = {"params",      "grads", "optimizer",
                                          "activations", "comm",  "workspace"};
 
 const char *const INSTR_NAME[INSTR_KIND_COUNT] = {"run",        "send",           "recv",
-                                                  "all_reduce", "reduce_scatter", "all_gather"};
+                                                  "all_reduce", "reduce_scatter", "all_gather",
+                                                  "all_to_all"};
 
 static void rank_free(RankPlan *r) {
   vec_free(&r->instrs);
@@ -27,6 +28,7 @@ void plan_free(Plan *p) {
     for (uint32_t i = 0; i < p->n_ranks; i++) rank_free(&p->ranks[i]);
   free(p->ranks);
   vec_free(&p->shares);
+  vec_free(&p->exchanges);
   free(p->order);
   free(p->busy_seconds);
   arena_free(p->arena);

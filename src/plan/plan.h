@@ -10,11 +10,12 @@
 #ifndef PIPER_PLAN_PLAN_H
 #define PIPER_PLAN_PLAN_H
 
+#include "base/exchange.h"
 #include "ir/program.h"
 
 typedef enum InstrKind {
   INSTR_RUN, INSTR_SEND, INSTR_RECV, INSTR_ALL_REDUCE, INSTR_REDUCE_SCATTER, INSTR_ALL_GATHER,
-  INSTR_KIND_COUNT
+  INSTR_ALL_TO_ALL, INSTR_KIND_COUNT
 } InstrKind;
 extern const char *const INSTR_NAME[INSTR_KIND_COUNT]; /* "run", "send", ... */
 static inline bool instr_is_collective(unsigned kind) { return kind >= INSTR_ALL_REDUCE; }
@@ -39,12 +40,14 @@ typedef struct Instr {
   int64_t sample_lo;
   /* SEND, RECV: arena bytes [offset, offset + bytes); peer rank. Collectives: device set 'group';
      that much on every member, and at 'part' where the sum (ALL_REDUCE, or the rank's share of it)
-     goes, or where the rank's share comes from: its place in those bytes, or a second access */
+     goes, or where the rank's share comes from: its place in those bytes, or a second access.
+     ALL_TO_ALL: from there, as much to 'part', the second access */
   uint64_t offset, bytes, part; /* the accesses, resolved */
   int32_t peer;
   uint32_t group;
   uint32_t share_first; /* REDUCE_SCATTER, ALL_GATHER: Plan.shares, one for each member of the group:
-                           elements, which together are 'bytes' */
+                           elements, which together are 'bytes'; ALL_TO_ALL: index into
+                           Plan.exchanges */
   uint32_t access_first, n_accesses; /* RankPlan.accesses */
 } Instr;
 
@@ -143,6 +146,7 @@ typedef struct Plan {
   uint32_t n_ranks;
   RankPlan *ranks;           /* in the order of 'world' */
   VEC(Share) shares;         /* of collectives: Instr.share_first */
+  VEC(Exchange) exchanges;   /* of ALL_TO_ALLs: likewise */
   Arena *arena;              /* names */
   uint64_t digest;
 } Plan;

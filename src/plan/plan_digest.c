@@ -153,6 +153,15 @@ void plan_compute_digest(Plan *plan) {
     hash_i64(&h, plan->shares.at[i].lo);
     hash_i64(&h, plan->shares.at[i].hi);
   }
+  hash_u64(&h, plan->exchanges.n);
+  for (size_t i = 0; i < plan->exchanges.n; i++) {
+    const Exchange *x = &plan->exchanges.at[i];
+    hash_i64(&h, x->samples);
+    hash_i64(&h, x->blocks);
+    hash_u64(&h, x->block_bytes);
+    hash_u64(&h, x->row_bytes);
+    hash_u32(&h, x->to_experts);
+  }
   for (uint32_t i = 0; i < plan->n_ranks; i++) hash_rank(&h, plan, &plan->ranks[i]);
   plan->digest = hash_end(&h);
 }

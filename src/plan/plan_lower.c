@@ -146,7 +146,8 @@ static uint64_t value_bytes(const Lower *w, ValueId v) {
          dtype_bytes(dtype_concrete(value->dtype, w->plan->options.dtype));
 }
 
-static PiperStatus bind(Lower *w, const Binding *b, ChunkId chunk, Bound *out) {
+/* 'parts': that the experts of the program are spread over. */
+static PiperStatus bind(Lower *w, const Binding *b, ChunkId chunk, uint32_t parts, Bound *out) {
   *out = (Bound){.write = (b->access & BIND_WRITE) != 0, .bytes = b->bytes, .id = chunk.i};
   switch ((BindKind)b->kind) {
   case BIND_WORKSPACE:
@@ -186,10 +187,11 @@ static PiperStatus bind(Lower *w, const Binding *b, ChunkId chunk, Bound *out) {
     const bool grad = b->kind == BIND_GRAD;
     const Tensor t = {.kind = grad ? TENSOR_GRAD : TENSOR_VALUE,
                       .value = b->value,
-                      .chunk = grad ? b->chunk : (ChunkId){0}};
+                      .chunk = grad ? b->chunk : (ChunkId){0},
+                      .spread = parts > 1};
     out->role = grad ? BUFFER_GRAD : BUFFER_VALUE;
     out->id = dag_tensor(w->dag, t).i;
-    out->per_sample = value_bytes_per_sample(w, b->value);
+    out->per_sample = value_bytes_per_sample(w, b->value) / (parts > 1 ? parts : 1);
     return out->id != 0 ? PIPER_OK : nomem(w);
   }
   }
@@ -197,7 +199,7 @@ static PiperStatus bind(Lower *w, const Binding *b, ChunkId chunk, Bound *out) {
                  b->kind);
 }
 
-static PiperStatus bind_program(Lower *w, uint32_t program, ChunkId chunk) {
+static PiperStatus bind_program(Lower *w, uint32_t program, ChunkId chunk, uint32_t parts) {
   while (w->program_bounds.n <= program)
     if (!vec_push(&w->program_bounds, 0)) return nomem(w);
   if (w->program_bounds.at[program] != 0) return PIPER_OK;
@@ -205,25 +207,33 @@ static PiperStatus bind_program(Lower *w, uint32_t program, ChunkId chunk) {
   w->program_bounds.at[program] = 1 + (uint32_t)w->bounds.n;
   for (uint32_t i = 0; i < p->n_bindings; i++) {
     Bound b;
-    TRY(bind(w, &p->bindings[i], chunk, &b));
+    TRY(bind(w, &p->bindings[i], chunk, parts, &b));
     if (!vec_push(&w->bounds, b)) return nomem(w);
   }
   return PIPER_OK;
 }
 
+/* Of spread experts there is a program for each part, and node_program has the last that does
+ * something. */
 static PiperStatus compute_program(Lower *w, uint32_t n) {
   const Dag *d = w->dag;
   const ChunkId chunk = {d->chunk[n]};
-  const int64_t samples = (d->hi[n] - d->lo[n]) / devsets_size(d->devsets, d->devs[n]);
   uint32_t id;
-  if (d->kind[n] == NODE_COUNT)
+  if (d->kind[n] == NODE_COUNT) {
+    const int64_t samples = (d->hi[n] - d->lo[n]) / devsets_size(d->devsets, d->devs[n]);
     TRY(programs_targets(w->plan->programs, chunk, samples, &id, w->err));
-  else
-    TRY(programs_chunk(w->plan->programs, chunk, (Pass)d->pass[n],
-                       dag_program_mode(d, (NodeId){n}), samples, &id, w->err));
-  if (programs_at(w->plan->programs, id)->n_calls == 0) return PIPER_OK;
-  w->node_program[n] = id;
-  return bind_program(w, id, chunk);
+    if (programs_at(w->plan->programs, id)->n_calls == 0) return PIPER_OK;
+    w->node_program[n] = id;
+    return bind_program(w, id, chunk, 0);
+  }
+  const uint32_t parts = d->parts[n] > 1 ? d->parts[n] : 1;
+  for (uint32_t part = 0; part < parts; part++) {
+    TRY(programs_node(w->plan->programs, (NodeId){n}, part, &id, w->err));
+    if (programs_at(w->plan->programs, id)->n_calls == 0) continue;
+    w->node_program[n] = id;
+    TRY(bind_program(w, id, chunk, d->parts[n]));
+  }
+  return PIPER_OK;
 }
 
 /* ---- dealing the nodes out ------------------------------------------------------------------- */
@@ -274,6 +284,7 @@ static PiperStatus deal_node(Lower *w, uint32_t n) {
   case NODE_ALL_REDUCE:
   case NODE_REDUCE_SCATTER:
   case NODE_ALL_GATHER:
+  case NODE_ALL_TO_ALL:
     if (n_devs < 2) return PIPER_OK;
     carries = CARRIES_COLLECTIVES;
     break;
@@ -665,17 +676,19 @@ static PiperStatus need_grads(Lower *w, uint32_t node, const Entry *grads) {
   Work x = {.node = node, .zero = grads};
   TRY(programs_zero_grad(w->plan->programs, (BucketId){grads->id}, grads->hi - grads->lo,
                          &x.program, w->err));
-  TRY(bind_program(w, x.program, (ChunkId){0}));
+  TRY(bind_program(w, x.program, (ChunkId){0}, 0));
   return run(w, &x);
 }
 
 static PiperStatus lower_compute(Lower *w, const Item *x) {
   const Dag *d = w->dag;
-  const uint32_t n = x->node, parts = devsets_size(d->devsets, d->devs[n]);
-  const Work work = {.node = n,
-                     .program = w->node_program[n],
-                     .lo = part_lo(d->lo[n], d->hi[n], x->pos, parts),
-                     .hi = part_lo(d->lo[n], d->hi[n], x->pos + 1, parts)};
+  const NodeId n = {x->node};
+  const NodeShare s = dag_share(d, n, x->pos);
+  Work work = {.node = n.i, .program = w->node_program[n.i], .lo = s.lo, .hi = s.hi};
+  if (s.parts > 1) {
+    TRY(programs_node(w->plan->programs, n, x->pos, &work.program, w->err));
+    if (programs_at(w->plan->programs, work.program)->n_calls == 0) return PIPER_OK;
+  }
   return run(w, &work);
 }
 
@@ -688,7 +701,7 @@ static PiperStatus lower_bucket_run(Lower *w, const Item *x) {
   TRY(d->kind[x->node] == NODE_NORM ? programs_norm(p, b, mine, &work.program, w->err)
                                     : programs_update(p, b, mine, &work.program, w->err));
   if (programs_at(p, work.program)->n_calls == 0) return PIPER_OK;
-  TRY(bind_program(w, work.program, (ChunkId){0}));
+  TRY(bind_program(w, work.program, (ChunkId){0}, 0));
   const Entry grads = kept_entry(w, BUFFER_GRADS, b.i, 0);
   TRY(need_grads(w, x->node, &grads));
   return run(w, &work);
@@ -836,6 +849,75 @@ static PiperStatus lower_collective(Lower *w, const Item *x) {
   return PIPER_OK;
 }
 
+/* The devices of the g-th group of an ALL_TO_ALL; 0: out of memory. */
+static uint32_t exchange_group(Lower *w, uint32_t n, uint32_t g) {
+  const Dag *d = w->dag;
+  const uint32_t parts = d->parts[n];
+  int32_t few[16], *ranks = parts <= 16 ? few : malloc(parts * sizeof *ranks);
+  if (ranks == NULL) return 0; /* devsets_id may move the list it is given a part of */
+  memcpy(ranks, devsets_ranks(d->devsets, d->devs[n]) + (size_t)g * parts, parts * sizeof *ranks);
+  const uint32_t id = devsets_id(w->dag->devsets, ranks, parts);
+  if (ranks != few) free(ranks);
+  return id;
+}
+
+/* Where such an exchange stands in Plan.exchanges: there are few different ones. */
+static PiperStatus exchange_index(Lower *w, const Exchange *x, uint32_t *out) {
+  Plan *plan = w->plan;
+  for (size_t i = plan->exchanges.n; i-- > 0;) {
+    const Exchange *y = &plan->exchanges.at[i];
+    *out = (uint32_t)i;
+    if (y->samples == x->samples && y->blocks == x->blocks && y->block_bytes == x->block_bytes &&
+        y->row_bytes == x->row_bytes && y->to_experts == x->to_experts)
+      return PIPER_OK;
+  }
+  *out = (uint32_t)plan->exchanges.n;
+  return vec_push(&plan->exchanges, *x) ? PIPER_OK : nomem(w);
+}
+
+/* The rank's own samples with all experts on one side, those of its group with its part on the other. */
+static PiperStatus lower_exchange(Lower *w, const Item *x) {
+  const Dag *d = w->dag;
+  const uint32_t n = x->node, size = devsets_size(d->devsets, d->devs[n]), parts = d->parts[n];
+  const Tensor t = d->tensors.at[d->tensor[n]];
+  const Shape *shape = &graph_value(w->plan->graph, t.value)->shape;
+  const NodeShare all = dag_share(d, (NodeId){n}, x->pos);
+  if (shape->rank != 4 || parts < 2 || shape->dim[1] % parts != 0)
+    return err_set(w->err, PIPER_EBUG, "lower: node %u exchanges no blocks", n);
+  Tensor other = t;
+  other.spread = !t.spread;
+  const TensorId to = dag_tensor(w->dag, other);
+  const uint64_t per_sample = value_bytes_per_sample(w, t.value);
+  const int64_t lo = part_lo(d->lo[n], d->hi[n], x->pos, size);
+  const int64_t hi = part_lo(d->lo[n], d->hi[n], x->pos + 1, size);
+  const uint8_t role = t.kind == TENSOR_GRAD ? BUFFER_GRAD : BUFFER_VALUE;
+  const Entry own = {.role = role, .lo = lo, .hi = hi, .per_sample = per_sample};
+  const Entry group = {.role = role, .lo = all.lo, .hi = all.hi, .per_sample = per_sample / parts};
+  Entry read = t.spread ? group : own, write = t.spread ? own : group;
+  read.id = d->tensor[n];
+  write.id = to.i;
+  const uint64_t row = (uint64_t)shape->dim[3] * w->float_bytes;
+  const Exchange exchange = {.samples = hi - lo,
+                             .blocks = shape->dim[1] / parts,
+                             .block_bytes = row * (uint64_t)shape->dim[2],
+                             .row_bytes = row,
+                             .to_experts = !t.spread};
+  Instr i = {.kind = INSTR_ALL_TO_ALL,
+             .node = n,
+             .dtype = (uint8_t)w->plan->options.dtype,
+             .group = exchange_group(w, n, x->pos / parts),
+             .bytes = exchange_bytes(&exchange, parts)};
+  if (to.i == 0 || i.group == 0) return nomem(w);
+  TRY(exchange_index(w, &exchange, &i.share_first));
+  TRY(stream(w, d->stream[n], 0, 0, 0, &i.stream));
+  TRY(begin(w, i));
+  TRY(access(w, &read, false, 0));
+  TRY(access(w, &write, true, 0));
+  w->entries.at[w->rank->accesses.at[w->rank->accesses.n - 1].buffer].received = true;
+  end(w);
+  return PIPER_OK;
+}
+
 /* One piece of a TRANSFER between two ranks. */
 typedef struct Piece {
   int32_t from, to;
@@ -956,6 +1038,8 @@ static PiperStatus lower_item(Lower *w, const Item *x) {
   case NODE_REDUCE_SCATTER:
   case NODE_ALL_GATHER:
     return lower_collective(w, x);
+  case NODE_ALL_TO_ALL:
+    return lower_exchange(w, x);
   case NODE_COMPUTE:
   case NODE_COUNT:
     return lower_compute(w, x);

@@ -189,18 +189,20 @@ static PiperStatus check_lists(Verifier *v, uint32_t index, uint32_t i) {
 }
 
 /* The program that an instruction of a rank has to run; 0: no such instruction. */
-static PiperStatus program_of(Verifier *v, int32_t rank, const Instr *x, int64_t samples,
-                              uint32_t *id) {
+static PiperStatus program_of(Verifier *v, int32_t rank, const Instr *x, uint32_t *id) {
   const Dag *d = v->plan->dag;
   Programs *p = v->plan->programs;
   const BucketId bucket = {d->bucket[x->node]};
   switch ((NodeKind)d->kind[x->node]) {
   case NODE_COMPUTE:
-    return programs_chunk(p, (ChunkId){d->chunk[x->node]}, (Pass)d->pass[x->node],
-                          dag_program_mode(d, (NodeId){x->node}), samples, id,
-                          v->err);
-  case NODE_COUNT:
-    return programs_targets(p, (ChunkId){d->chunk[x->node]}, samples, id, v->err);
+    return programs_node(p, (NodeId){x->node},
+                         (uint32_t)devsets_position(d->devsets, d->devs[x->node], rank), id,
+                         v->err);
+  case NODE_COUNT: {
+    const NodeShare s = dag_share(
+        d, (NodeId){x->node}, (uint32_t)devsets_position(d->devsets, d->devs[x->node], rank));
+    return programs_targets(p, (ChunkId){d->chunk[x->node]}, s.hi - s.lo, id, v->err);
+  }
   case NODE_NORM:
     return programs_norm(p, bucket, bucket_updated(d, bucket, rank), id, v->err);
   case NODE_UPDATE:
@@ -217,7 +219,9 @@ static bool zeroes(const Program *p) {
          p->bindings[0].access == BIND_WRITE;
 }
 
-static bool bound_to(const Plan *p, const Binding *b, ChunkId chunk, const Buffer *x) {
+/* 'spread': the program is of experts that are. */
+static bool bound_to(const Plan *p, const Binding *b, ChunkId chunk, bool spread,
+                     const Buffer *x) {
   switch ((BindKind)b->kind) {
   case BIND_WORKSPACE:
     return x->role == BUFFER_WORKSPACE;
@@ -240,10 +244,12 @@ static bool bound_to(const Plan *p, const Binding *b, ChunkId chunk, const Buffe
   case BIND_INPUT:
     return x->role == BUFFER_INPUT && x->id == graph_value(p->graph, b->value)->input;
   case BIND_VALUE:
-    return x->role == BUFFER_VALUE && p->dag->tensors.at[x->id].value.i == b->value.i;
+    return x->role == BUFFER_VALUE && p->dag->tensors.at[x->id].value.i == b->value.i &&
+           p->dag->tensors.at[x->id].spread == spread;
   case BIND_GRAD:
     return x->role == BUFFER_GRAD && p->dag->tensors.at[x->id].value.i == b->value.i &&
-           p->dag->tensors.at[x->id].chunk.i == b->chunk.i;
+           p->dag->tensors.at[x->id].chunk.i == b->chunk.i &&
+           p->dag->tensors.at[x->id].spread == spread;
   }
   return false;
 }
@@ -279,19 +285,18 @@ static PiperStatus check_run(Verifier *v, uint32_t index, uint32_t i) {
   if (x->program == 0 || x->program > programs_count(p->programs))
     return verify_fault(v, "%s runs a program that is not there", verify_label(v, index, i).text);
   const Program *program = programs_at(p->programs, x->program);
-  int64_t lo = 0, hi = 0;
+  NodeShare s = {0};
   const bool compute = d->kind[x->node] == NODE_COMPUTE;
   if (compute || d->kind[x->node] == NODE_COUNT) {
     const int32_t pos = devsets_position(d->devsets, d->devs[x->node], r->rank);
-    const uint32_t n = devsets_size(d->devsets, d->devs[x->node]);
     if (pos < 0)
       return verify_fault(v, "%s is a node of other ranks", verify_label(v, index, i).text);
-    lo = part_lo(d->lo[x->node], d->hi[x->node], (uint32_t)pos, n);
-    hi = part_lo(d->lo[x->node], d->hi[x->node], (uint32_t)pos + 1, n);
+    s = dag_share(d, (NodeId){x->node}, (uint32_t)pos);
   }
+  const int64_t lo = s.lo, hi = s.hi;
   if (compute || !zeroes(program)) {
     uint32_t id;
-    TRY(program_of(v, r->rank, x, hi - lo, &id));
+    TRY(program_of(v, r->rank, x, &id));
     if (id != x->program)
       return verify_fault(v, "%s runs the program of another node", verify_label(v, index, i).text);
   }
@@ -312,7 +317,8 @@ static PiperStatus check_run(Verifier *v, uint32_t index, uint32_t i) {
     const Access *a = &r->accesses.at[x->access_first + k];
     const Buffer *buffer = &r->buffers.at[a->buffer];
     const int64_t first = !compute && zeroes(program) ? buffer->lo : element;
-    const char *what = !bound_to(p, b, (ChunkId){d->chunk[x->node]}, buffer) ? "the wrong buffer"
+    const bool bound = bound_to(p, b, (ChunkId){d->chunk[x->node]}, s.parts > 1, buffer);
+    const char *what = !bound                                           ? "the wrong buffer"
                        : !right_samples(p, b, buffer, a, lo, hi, first)      ? "the wrong samples"
                        : a->write != ((b->access & BIND_WRITE) != 0)         ? "the wrong access"
                        : a->hi - a->lo != b->bytes                           ? "the wrong size"
@@ -397,10 +403,67 @@ static PiperStatus check_collective(Verifier *v, uint32_t index, uint32_t i, con
   return check_part(v, index, i, mine);
 }
 
+/* Samples [lo, hi) of a batched value or gradient are what the access touches, and what it should. */
+static bool has_samples(const Buffer *b, const Access *a, int64_t lo, int64_t hi, uint64_t bytes) {
+  const uint64_t per_sample = bytes / (uint64_t)(hi - lo);
+  return b->lo <= lo && hi <= b->hi && a->lo == (uint64_t)(lo - b->lo) * per_sample &&
+         a->hi == a->lo + bytes && b->bytes == (uint64_t)(b->hi - b->lo) * per_sample;
+}
+
+/* From the rank's own samples to those of its group, or back: the same tensor in both layouts. */
+static PiperStatus check_exchange(Verifier *v, uint32_t index, uint32_t i) {
+  const Plan *p = v->plan;
+  const Dag *d = p->dag;
+  const RankPlan *r = &p->ranks[index];
+  const Instr *x = &r->instrs.at[i];
+  const int32_t pos = devsets_position(d->devsets, d->devs[x->node], r->rank);
+  if (d->kind[x->node] != NODE_ALL_TO_ALL || pos < 0 || d->parts[x->node] < 2 ||
+      x->group >= devsets_count(d->devsets) ||
+      devsets_size(d->devsets, x->group) != d->parts[x->node])
+    return verify_fault(v, "%s is a collective of other ranks", verify_label(v, index, i).text);
+  const uint32_t parts = d->parts[x->node], first = (uint32_t)pos / parts * parts;
+  const int32_t *node_ranks = devsets_ranks(d->devsets, d->devs[x->node]);
+  if (memcmp(devsets_ranks(d->devsets, x->group), node_ranks + first, parts * sizeof *node_ranks) != 0)
+    return verify_fault(v, "%s is a collective of other ranks", verify_label(v, index, i).text);
+  if (x->n_accesses != 2 || x->share_first >= p->exchanges.n)
+    return verify_fault(v, "%s exchanges nothing", verify_label(v, index, i).text);
+  const Exchange *e = &p->exchanges.at[x->share_first];
+  const Access *a[2] = {&r->accesses.at[x->access_first], &r->accesses.at[x->access_first + 1]};
+  const Buffer *b[2] = {&r->buffers.at[a[0]->buffer], &r->buffers.at[a[1]->buffer]};
+  const Tensor *t[2];
+  for (int k = 0; k < 2; k++) {
+    if ((b[k]->role != BUFFER_VALUE && b[k]->role != BUFFER_GRAD) || a[k]->write != (k == 1))
+      return verify_fault(v, "%s has the wrong access", verify_label(v, index, i).text);
+    t[k] = &d->tensors.at[b[k]->id];
+  }
+  if (b[0]->id != d->tensor[x->node] || b[0]->role != b[1]->role ||
+      t[0]->value.i != t[1]->value.i || t[0]->chunk.i != t[1]->chunk.i ||
+      t[0]->spread == t[1]->spread || t[0]->spread == e->to_experts)
+    return verify_fault(v, "%s exchanges %s for %s", verify_label(v, index, i).text,
+                        verify_buffer(v, index, a[0]->buffer).text,
+                        verify_buffer(v, index, a[1]->buffer).text);
+  const NodeShare all = dag_share(d, (NodeId){x->node}, (uint32_t)pos);
+  const uint32_t n = devsets_size(d->devsets, d->devs[x->node]);
+  const int64_t lo = part_lo(d->lo[x->node], d->hi[x->node], (uint32_t)pos, n);
+  const int64_t hi = part_lo(d->lo[x->node], d->hi[x->node], (uint32_t)pos + 1, n);
+  const int own = e->to_experts ? 0 : 1; /* the side with the rank's own samples */
+  const Shape *s = &graph_value(p->graph, t[0]->value)->shape;
+  const uint64_t row = (uint64_t)s->dim[s->rank - 1] * dtype_bytes(p->options.dtype);
+  if (e->samples != hi - lo || s->rank != 4 || e->blocks * parts != s->dim[1] ||
+      e->row_bytes != row || e->block_bytes != row * (uint64_t)s->dim[2] ||
+      exchange_bytes(e, parts) != x->bytes || !has_samples(b[own], a[own], lo, hi, x->bytes) ||
+      !has_samples(b[1 - own], a[1 - own], all.lo, all.hi, x->bytes))
+    return verify_fault(v, "%s exchanges the wrong samples", verify_label(v, index, i).text);
+  if (x->offset != b[0]->offset + a[0]->lo || x->part != b[1]->offset + a[1]->lo)
+    return verify_fault(v, "%s has the wrong address", verify_label(v, index, i).text);
+  return PIPER_OK;
+}
+
 static PiperStatus check_comm(Verifier *v, uint32_t index, uint32_t i) {
   const Plan *p = v->plan;
   const RankPlan *r = &p->ranks[index];
   const Instr *x = &r->instrs.at[i];
+  if (x->kind == INSTR_ALL_TO_ALL) return check_exchange(v, index, i);
   const bool collective = instr_is_collective(x->kind);
   if (x->n_accesses != 1 && !(collective && x->n_accesses == 2))
     return verify_fault(v, "%s has %u buffers instead of 1", verify_label(v, index, i).text,

@@ -222,6 +222,13 @@ static bool same_cargo(const Verifier *v, const Cargo *a, const Cargo *b) {
 
 static PiperStatus check_pair(Verifier *v, uint32_t g, uint32_t h) {
   const Instr *x = instr_at(v, g), *y = instr_at(v, h);
+  if (x->kind == INSTR_ALL_TO_ALL || y->kind == INSTR_ALL_TO_ALL) {
+    /* Each fits its node: the members of a group all have to be of one. */
+    if (x->kind == y->kind && x->node == y->node && x->share_first == y->share_first)
+      return PIPER_OK;
+    return verify_fault(v, "%s and %s, which meet, do different things", label_at(v, g).text,
+                        label_at(v, h).text);
+  }
   const Cargo a = cargo_of(v, g), b = cargo_of(v, h);
   if (!same_cargo(v, &a, &b))
     return verify_fault(v, "%s meets %s, and these are not the same data: %s and %s",
@@ -249,7 +256,7 @@ static int by_lo(const void *a, const void *b) {
 static PiperStatus check_shares(Verifier *v, const uint32_t *members, uint32_t n) {
   const Instr *x = instr_at(v, members[0]);
   const Share *shares = v->plan->shares.at + x->share_first;
-  if (x->kind == INSTR_ALL_REDUCE) return PIPER_OK;
+  if (x->kind == INSTR_ALL_REDUCE || x->kind == INSTR_ALL_TO_ALL) return PIPER_OK;
   for (uint32_t k = 1; k < n; k++) {
     const Instr *y = instr_at(v, members[k]);
     if (y->share_first != x->share_first &&

@@ -179,13 +179,13 @@ static PiperStatus contribute(Updates *u, uint32_t r, uint32_t i, uint32_t acces
   if (zeros) return PIPER_OK;
   if (!put(u, t.holding, t.lo, t.hi, one, true)) return verify_nomem(v);
   const int32_t pos = devsets_position(d->devsets, d->devs[x->node], v->plan->ranks[r].rank);
-  const uint32_t n = devsets_size(d->devsets, d->devs[x->node]);
+  const NodeShare s = dag_share(d, (NodeId){x->node}, (uint32_t)pos);
   const Contribution c = {.bucket = t.buffer->id,
                           .chunk = d->chunk[x->node],
                           .rank_index = r,
                           .instr = i,
-                          .lo = part_lo(d->lo[x->node], d->hi[x->node], (uint32_t)pos, n),
-                          .hi = part_lo(d->lo[x->node], d->hi[x->node], (uint32_t)pos + 1, n)};
+                          .lo = s.lo,
+                          .hi = s.hi};
   return vec_push(&u->all, c) ? PIPER_OK : verify_nomem(v);
 }
 
@@ -364,7 +364,7 @@ static PiperStatus look_at_collective(Updates *u, const uint32_t *members, uint3
   Verifier *v = u->v;
   const Instr *x = instr_at(u, members[0]);
   const Touch t = touch(u, v->rank_of[members[0]], x, 0);
-  if (t.holding == NULL) return PIPER_OK; /* the metrics */
+  if (t.holding == NULL) return PIPER_OK; /* the metrics, blocks of experts */
   const Share region = {t.lo, t.hi};
   if (x->kind != INSTR_ALL_GATHER) {
     TRY(sum_members(u, members, n, region));

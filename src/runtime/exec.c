@@ -244,6 +244,13 @@ static PiperStatus enqueue(RankExec *x, uint32_t index, PiperErr *err) {
   case INSTR_ALL_GATHER:
     TRY(enqueue_collective(x, index, err));
     break;
+  case INSTR_ALL_TO_ALL:
+    TRY(in_arena(x, i->part, i->bytes, err));
+    if (i->share_first >= x->plan->exchanges.n)
+      return err_set(err, PIPER_EBUG, "it exchanges nothing known");
+    TRY(comm->all_to_all(group_handle(x, i), s, at, x->arena + i->part,
+                         &x->plan->exchanges.at[i->share_first], index, err));
+    break;
   case INSTR_KIND_COUNT:
     break;
   }

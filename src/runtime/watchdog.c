@@ -84,6 +84,7 @@ static bool alike(const Look *l, uint32_t rank, uint32_t i, uint32_t peer, uint3
   case INSTR_ALL_REDUCE:
   case INSTR_REDUCE_SCATTER:
   case INSTR_ALL_GATHER:
+  case INSTR_ALL_TO_ALL:
     return b->kind == a->kind && a->group == b->group;
   case INSTR_RUN:
   case INSTR_KIND_COUNT:

@@ -374,6 +374,75 @@ static void shares(const int32_t *list, uint32_t n, int64_t count, DType type, b
   }
 }
 
+/* One step of an all_to_all to the experts, and one back from there into other memory. Blocks have
+ * 'rows' rows of 3 floats behind the one with the count, and as many tokens as it pleases. */
+static void exchanges(const int32_t *list, uint32_t n, int64_t samples, int64_t blocks, int64_t rows,
+                      unsigned jitter_us, int steps) {
+  enum { FROM, THERE, BACK_AGAIN, K };
+  const size_t width = 3, block = (size_t)(rows + 1) * width;
+  const size_t all = n * (size_t)(samples * blocks) * block;
+  const Exchange to = {samples, blocks, block * sizeof(float), width * sizeof(float), true};
+  Exchange back = to;
+  back.to_experts = false;
+  Ranks t;
+  float *buf[RANKS_MAX][K];
+  bool right = exchange_bytes(&to, n) == all * sizeof(float);
+  CommGroup *g[RANKS_MAX];
+  DeviceStream *s[RANKS_MAX];
+  ranks_open(&t, (int)n);
+  t.jitter_us = jitter_us;
+  for (uint32_t r = 0; r < n; r++) {
+    ranks_stream(&t, (int)r, "default_stream", DEVICE_STREAM_COMPUTE);
+    s[r] = ranks_stream(&t, (int)r, "ep", DEVICE_STREAM_COMM);
+    g[r] = ranks_group(&t, (int)r, "ep", list, n);
+    for (int k = 0; k < K; k++) buf[r][k] = floats(all);
+  }
+  ranks_connect(&t);
+  ranks_capture(&t);
+  for (uint32_t r = 0; r < n; r++) {
+    ranks_need(COMM_LOCAL.all_to_all(g[r], s[r], buf[r][FROM], buf[r][THERE], &to, 0, &err), &err);
+    ranks_need(COMM_LOCAL.all_to_all(g[r], s[r], buf[r][THERE], buf[r][BACK_AGAIN], &back, 1, &err),
+               &err);
+  }
+  ranks_captured(&t);
+  for (int step = 0; step < steps && right; step++) {
+    for (uint32_t r = 0; r < n; r++) {
+      for (size_t i = 0; i < all; i++) {
+        buf[r][FROM][i] = number((int)r, i, step);
+        buf[r][THERE][i] = buf[r][BACK_AGAIN][i] = -1;
+      }
+      for (size_t b = 0; b * block < all; b++) {
+        const int32_t tokens = (int32_t)((r + 3 * b + (size_t)step) % (size_t)(rows + 1));
+        memcpy(&buf[r][FROM][b * block], &tokens, sizeof tokens);
+      }
+    }
+    right = ranks_step(&t);
+    for (uint32_t j = 0; j < n; j++) /* the j-th sends its samples to the k-th's experts */
+      for (uint32_t k = 0; k < n; k++)
+        for (size_t i = 0; i < (size_t)(samples * blocks); i++) {
+          const size_t sample = i / (size_t)blocks, b = i % (size_t)blocks;
+          const float *from = buf[list[j]][FROM], *there = buf[list[k]][THERE],
+                      *again = buf[list[j]][BACK_AGAIN];
+          from += ((sample * n + k) * (size_t)blocks + b) * block;
+          there += ((j * (size_t)samples + sample) * (size_t)blocks + b) * block;
+          again += ((sample * n + k) * (size_t)blocks + b) * block;
+          int32_t tokens;
+          memcpy(&tokens, from, sizeof tokens);
+          right = right && memcmp(from, there, sizeof tokens) == 0 &&
+                  memcmp(from, again, sizeof tokens) == 0;
+          for (size_t c = width; c < block; c++) {
+            const bool moved = c < (size_t)(tokens + 1) * width;
+            right = right && there[c] == (moved ? from[c] : -1) && again[c] == there[c];
+          }
+        }
+  }
+  ok(right, "%u ranks, %lld samples of %lld blocks of up to %lld rows: to the experts and back",
+     (unsigned)n, (long long)samples, (long long)blocks, (long long)rows);
+  ranks_close(&t);
+  for (uint32_t r = 0; r < n; r++)
+    for (int k = 0; k < K; k++) free(buf[r][k]);
+}
+
 static void mismatches(void) {
   static float x[2][64];
   Ranks t;
@@ -416,6 +485,19 @@ static void mismatches(void) {
   const Share others[] = {{0, 31}, {31, 64}};
   const CommSum mine = {x[0], x[0], false, 64, DT_F32};
   ok(COMM_LOCAL.reduce_scatter(a, q[0], &mine, others, 2, NULL) != PIPER_OK, "shares that differ");
+  ranks_need(COMM_LOCAL.reduce_scatter(a, q[0], &mine, halves, 2, &err), &err);
+  const Exchange to = {1, 2, 32, 8, true}, back = {1, 2, 32, 8, false}, wide = {1, 2, 64, 8, true},
+                 odd = {1, 2, 36, 8, true};
+  ranks_need(COMM_LOCAL.all_to_all(a, q[0], x[0], x[0] + 32, &to, 3, &err), &err);
+  ranks_need(COMM_LOCAL.all_reduce(a, q[0], &mine, 4, &err), &err);
+  e = (PiperErr){PIPER_OK, ""};
+  ok(COMM_LOCAL.all_to_all(b, q[1], x[1], x[1] + 32, &back, 3, &e) != PIPER_OK, "another direction");
+  is_str(e.text, "pp/F, all_to_all 3: rank 1 exchanges differently from another rank", "say so");
+  ok(COMM_LOCAL.all_to_all(b, q[1], x[1], x[1] + 32, &wide, 3, NULL) != PIPER_OK, "other blocks");
+  ok(COMM_LOCAL.all_to_all(b, q[1], x[1], x[1] + 32, &odd, 3, NULL) != PIPER_OK, "no whole rows");
+  ranks_need(COMM_LOCAL.all_to_all(b, q[1], x[1], x[1] + 32, &to, 3, &err), &err);
+  ok(COMM_LOCAL.all_to_all(b, q[1], x[1], x[1] + 32, &to, 4, NULL) != PIPER_OK,
+     "an all_reduce is no all_to_all");
   ranks_close(&t);
 
   ranks_open(&t, 2);
@@ -451,6 +533,11 @@ int main(void) {
     shares(alone, 1, 100, DT_F64, falling, 0, 5);
     shares(two, 2, 0, DT_F32, falling, 0, 5);
   }
+  exchanges(two, 2, 3, 2, 4, 0, 100);
+  exchanges(back, 2, 1, 5, 1, 200, 20);
+  exchanges(three, 3, 2, 1, 7, 200, 20);
+  exchanges(eight, 8, 1, 2, 3, 100, 10);
+  exchanges(alone, 1, 2, 2, 2, 0, 10);
   ring(0, 500);
   ring(300, 100);
   failure(0, "a computation");

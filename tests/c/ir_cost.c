@@ -1,6 +1,7 @@
 #include "ir/cost.h"
 
 #include "lib/buckets.h"
+#include "lib/models.h"
 #include "lib/stages.h"
 #include "tap.h"
 
@@ -8,6 +9,38 @@ static uint32_t devs(Dag *d, int32_t first, uint32_t n) {
   int32_t ranks[8];
   for (uint32_t i = 0; i < n; i++) ranks[i] = first + (int32_t)i;
   return devsets_id(d->devsets, ranks, n);
+}
+
+/* Two tokens of width 2 a sample, each to one of four experts; two samples a device. */
+static void experts(const CostTable *t) {
+  PiperErr err = {0};
+  Graph *g = model_new();
+  const ValueId y = model_moe(g, "moe", model_input(g, "x"), 4);
+  model_loss(g, model_op(g, OP_SUM_SQUARES, NULL, y, MODEL_NONE));
+  model_cut(g);
+  Dag *d = dag_new(g, 8);
+  if (d == NULL) bail("no memory");
+  buckets_fill(d);
+  Programs *p;
+  const ProgramSpec spec = {.dag = d, .dtype = DT_F32, .optimizer = {.kind = OPTIMIZER_SGD}};
+  if (programs_new(&spec, &p, &err) != PIPER_OK) bail(err.text);
+  const ChunkId c = {2};
+  const NodeId f = stages_compute(d, c, PASS_F, 0, 1), x = dag_add_node(d, NODE_ALL_TO_ALL, 0);
+  const ValueId blocks = {g->chunk_values.at[graph_chunk(g, c)->in_first]};
+  d->chunk[x.i] = c.i;
+  d->tensor[x.i] = dag_tensor(d, (Tensor){.kind = TENSOR_VALUE, .value = blocks}).i;
+  d->hi[x.i] = 8;
+  d->devs[f.i] = d->devs[x.i] = devs(d, 0, 4);
+  d->parts[f.i] = d->parts[x.i] = 2;
+  is_near(cost_node(t, p, d, x), 2 + 2 * 2 * 2 * 4 * 0.5 / 10, 1e-12,
+          "an exchange: latency and the tokens for the other device of its group");
+  const double spread = cost_node(t, p, d, f);
+  d->parts[f.i] = 0;
+  const double whole = cost_node(t, p, d, f);
+  ok(spread > 0.9 * whole && spread < 1.1 * whole, "half of the experts on twice the samples");
+  programs_free(p);
+  dag_free(d);
+  graph_free(g);
 }
 
 /* Stages of y = relu(x W^T), x [batch, 4], W [4, 4], in f32; a table of round numbers. */
@@ -77,5 +110,6 @@ int main(void) {
   programs_free(p);
   dag_free(d);
   graph_free(g);
+  experts(&t);
   return done_testing();
 }

@@ -26,7 +26,8 @@ static const char EVERYTHING[] =
     "12 count chunk=2 samples=0:12 devs=2\n"
     "13 all_reduce tensor=counts(2) devs=2 <- 12:counts(2)\n"
     "14 reduce_scatter B chunk=2 bucket=2 tensor=bucket(2) devs=0-1 mb=1 <- 4:bucket(2)\n"
-    "15 all_gather bucket=2 tensor=params(2) devs=0-1 <- 10:params(2)\n";
+    "15 all_gather bucket=2 tensor=params(2) devs=0-1 <- 10:params(2)\n"
+    "16 all_to_all B chunk=1 tensor=grad(v4,2)/e samples=0:12 devs=0-1 parts=2 <- 4:v4/e\n";
 
 static void prints(const Graph *g, const char *text, const char *want, const char *name) {
   PiperErr err = {0};
@@ -44,7 +45,7 @@ static void fields(const Graph *g) {
   PiperErr err = {0};
   Dag *d;
   if (dag_parse(g, EVERYTHING, &d, &err) != PIPER_OK) bail(err.text);
-  is_int(d->n, 16, "nodes");
+  is_int(d->n, 17, "nodes");
   is_int(d->batch, 24, "batch");
   is_int(d->n_dims, 1, "splits");
   ok(d->kind[2] == NODE_COMPUTE && d->pass[2] == PASS_F && d->chunk[2] == 2, "kind, pass, chunk");
@@ -55,6 +56,9 @@ static void fields(const Graph *g) {
   is_int(dag_tags_index(d, d->tags[1], intern_find(d->names, "PP")), 0, "tags");
   is_str(intern_text(d->names, d->stream[8]), "quo\"te\\ \n", "a quoted name");
   is_str(dag_line(d, d->line[1]), "a.lua:4", "script line");
+  ok(d->parts[16] == 2 && d->tensors.at[d->tensor[16]].spread &&
+         d->tensor[16] != d->tensor[5] && !d->tensors.at[d->tensor[3]].spread,
+     "experts that are spread");
   const Bucket *b = &d->buckets.at[1];
   ok(b->trained && b->replicated && b->chunk.i == 1 && b->elements == 16 && b->n_params == 1,
      "a bucket and its elements");
@@ -65,7 +69,7 @@ static void fields(const Graph *g) {
      "groups of its holders");
   const ParamId w1 = graph_find_param(g, "w1");
   ok(d->home[w1.i].bucket.i == 2 && d->home[w1.i].offset == 0, "parameters know their bucket");
-  is_int(d->edges.n, 17, "edges");
+  is_int(d->edges.n, 18, "edges");
   const Edge *e = &d->edges.at[3];
   ok(e->src == 2 && e->dst == 4 && d->tensors.at[e->tensor].kind == TENSOR_SAVED, "a data edge");
   e = &d->edges.at[4];
@@ -104,6 +108,9 @@ static void errors(const Graph *g) {
       {DAG NODE "bucket=1", "line 2, column 20: there is no bucket"},
       {DAG NODE "tensor=v9", "line 2, column 21: value 9 does not exist; they run from 1 to 8"},
       {DAG NODE "tensor=grad(v1)", "line 2, column 27: expected ','"},
+      {DAG NODE "tensor=v1/f", "line 2, column 23: expected 'e'"},
+      {DAG NODE "tensor=saved(1)/e", "line 2, column 28: a node has no field \"/e\""},
+      {DAG NODE "parts=4294967296", "line 2, column 19: number above 4294967295"},
       {DAG NODE "tensor=w",
        "line 2, column 20: expected a tensor: v1, grad(v1,1), saved(1), kept(1), counts(1), "
        "bucket(1), params(1), metrics or -"},

@@ -19,7 +19,8 @@ static const char TEXT[] =
     "10 update bucket=1 devs=0-1 <- 7:bucket(1), 11:metrics # a comment\n"
     "11 all_reduce tensor=metrics devs=0-2 <- 9:metrics\n"
     "12 reduce_scatter B chunk=2 bucket=2 tensor=bucket(2) devs=2,0 mb=1 <- 4:bucket(2)\n"
-    "13 all_gather bucket=1 tensor=params(1) devs=0-1 <- 10:params(1)\n";
+    "13 all_gather bucket=1 tensor=params(1) devs=0-1 <- 10:params(1)\n"
+    "14 all_to_all F chunk=2 tensor=v4 samples=0:12 devs=2,0 parts=2 <- 4:grad(v4,2)/e\n";
 
 static const char *const WORDS[] = {
     "0",
@@ -47,6 +48,9 @@ static const char *const WORDS[] = {
     "zero=3",
     "per_microbatch",
     "all_gather",
+    "all_to_all",
+    "parts=3",
+    "/e",
     "metrics",
     "tags={A=1}",
     "{",

@@ -6,7 +6,7 @@
 
 /* A stage of four chunks and one that adds their results up, a tied parameter, transfers between
  * sets of different size, reductions, backward passes in two, groups wide enough for a join, a
- * member of two chunks that only a walk finds convex. */
+ * member of two chunks that only a walk finds convex, experts that are spread. */
 static Graph *model(void) {
   Graph *g = model_new();
   const ValueId x = model_input(g, "x");
@@ -23,6 +23,7 @@ static Graph *model(void) {
   model_leave(g, "PP");
   model_enter(g, "PP");
   sum = model_op(g, OP_ADD, NULL, sum, model_linear(g, "last", h));
+  sum = model_moe(g, "moe", sum, 2);
   model_loss(g, model_op(g, OP_SUM_SQUARES, NULL, sum, MODEL_NONE));
   model_leave(g, "PP");
   return model_cut(g);
@@ -33,7 +34,9 @@ static void strategy(TestStrategy *t) {
   x->schedule = 1;
   strategy_split(t, "PP=1", "PART", 2);
   strategy_place(t, "PP=0", "0,1");
-  strategy_place(t, "PP=1", "2");
+  strategy_place(t, "PP=1", "2,3");
+  strategy_shard(t, "EP=*", "2,3", 2);
+  strategy_replicate(t, "PP=1 EP=false", "2,3");
   x = strategy_replicate(t, "PP=0", "0,1");
   x->zero = ZERO_PARAMS;
   x->per_microbatch = true;

@@ -47,6 +47,13 @@ static ValueId weight(Graph *g, uint32_t *n_weights) {
   return model_param(g, name, 4);
 }
 
+/* "moe<stage>" of four experts, in a scope EP between two layers. */
+static void random_experts(Graph *g, Pool *batched, uint32_t stage) {
+  char name[16];
+  snprintf(name, sizeof name, "moe%u", stage);
+  pool_add(batched, model_moe_in(g, "LAYER", name, pool_pick(batched), 4));
+}
+
 static void random_ops(Graph *g, Pool *batched, Pool *whole, Pool *sums, uint32_t *n_weights) {
   for (uint32_t n = 1 + below(3); n > 0; n--) {
     ValueId v;
@@ -80,6 +87,7 @@ static Model random_model(void) {
   if (one_in(3)) pool_add(&batched, model_input(m.g, "y"));
   for (uint32_t stage = 0; stage < m.n_stages; stage++) {
     model_enter(m.g, "PP");
+    if (one_in(5)) random_experts(m.g, &batched, stage);
     for (uint32_t layers = 1 + below(2); layers > 0; layers--) {
       model_enter(m.g, "LAYER");
       if (!m.whole_tensors) whole.n = sums.n = 0;
@@ -139,6 +147,20 @@ static void random_replicate(TestStrategy *t, const char *filter, const char *de
   x->keep_bytes = one_in(2) ? 0 : 64 << below(6);
 }
 
+/* The stage's experts, if it has any, in groups: 'piece' devices of the list run one microbatch. */
+static void random_shard(const Model *m, TestStrategy *t, uint32_t stage, const char *devices,
+                         uint32_t piece) {
+  char name[32], filter[32];
+  snprintf(name, sizeof name, "moe%u.gate.weight", stage);
+  if (graph_find_param(m->g, name).i == 0 || one_in(3)) return;
+  snprintf(filter, sizeof filter, "PP=%u EP=*", stage);
+  strategy_shard(t, filter, devices,
+                 one_in(3)                ? 1
+                 : piece > 2 && one_in(2) ? 2
+                                          : piece)
+      ->stream = one_in(3) ? "other" : NULL;
+}
+
 static void random_places(const Model *m, TestStrategy *t, uint32_t n_mb) {
   static const uint32_t sizes[] = {1, 1, 2, 4};
   const uint32_t same_size = sizes[below(4)];
@@ -163,6 +185,7 @@ static void random_places(const Model *m, TestStrategy *t, uint32_t n_mb) {
                            : "1,2,3");
       strategy_place(t, filter, both);
       cut[-1] = ',';
+      random_shard(m, t, stage, both, half);
       if (half == 1) continue; /* joined without being asked */
       snprintf(filter, sizeof filter, "PP=%u", stage);
       random_replicate(t, filter, both, flags);
@@ -170,6 +193,7 @@ static void random_places(const Model *m, TestStrategy *t, uint32_t n_mb) {
     }
     snprintf(filter, sizeof filter, "PP=%u", stage);
     strategy_place(t, filter, devices)->stream = one_in(2) ? "other" : NULL;
+    random_shard(m, t, stage, devices, size);
     if (size > 1) random_replicate(t, filter, devices, flags);
   }
 }
@@ -320,7 +344,7 @@ static bool groups_follow(const Dag *d) {
   return held;
 }
 
-static bool one_case(uint64_t seed, uint32_t *n_nodes) {
+static bool one_case(uint64_t seed, uint32_t *n_nodes, uint32_t *n_exchanges) {
   state = seed * UINT64_C(0x9e3779b97f4a7c15);
   for (int i = 0; i < 4; i++) below(2);
   const Model m = random_model();
@@ -338,7 +362,8 @@ static bool one_case(uint64_t seed, uint32_t *n_nodes) {
     held = d != NULL && groups_follow(d);
     if (d != NULL && !held) diag("seed %llu: a group does not follow", (unsigned long long)seed);
   }
-  if (d != NULL) *n_nodes += d->n - 1;
+  for (uint32_t i = 1; d != NULL && i < d->n; i++, ++*n_nodes)
+    *n_exchanges += d->kind[i] == NODE_ALL_TO_ALL;
   dag_free(d);
   strategy_clear(&t);
   graph_free(m.g);
@@ -400,7 +425,10 @@ static bool convex_case(uint64_t seed, uint32_t *n_refused) {
   Dag *d = run_passes(m.g, &t, false, seed);
   if (d == NULL) return false;
   static const char *const passes[] = {"F", "B"};
-  const uint32_t pass = below(2), n_layers = graph_n_chunks(m.g);
+  const uint32_t pass = below(2);
+  uint32_t n_layers = graph_n_chunks(m.g);
+  for (uint32_t c = graph_n_chunks(m.g); c > 0; c--)
+    n_layers -= graph_chunk(m.g, (ChunkId){c})->n_experts > 0;
   char a[256], b[256], groups[520];
   random_member(a, sizeof a, n_layers, passes[pass]);
   random_member(b, sizeof b, n_layers, passes[1 - pass]);
@@ -448,10 +476,11 @@ static bool convex_case(uint64_t seed, uint32_t *n_refused) {
 int main(int argc, char **argv) {
   const uint64_t first = argc > 1 ? strtoull(argv[1], NULL, 10) : 1;
   const uint64_t n = argc > 2 ? strtoull(argv[2], NULL, 10) : 400;
-  uint32_t failed = 0, n_nodes = 0;
+  uint32_t failed = 0, n_nodes = 0, n_exchanges = 0;
   for (uint64_t seed = first; seed < first + n && failed < 5; seed++)
-    if (!one_case(seed, &n_nodes)) failed++;
-  diag("%u nodes in all", n_nodes);
+    if (!one_case(seed, &n_nodes, &n_exchanges)) failed++;
+  diag("%u nodes in all, %u exchanges", n_nodes, n_exchanges);
+  ok(n_exchanges > n || n < 100, "some spread experts");
   is_int(failed, 0, "every legal strategy gives a sound DAG that orders what it was asked to");
   uint32_t n_refused = 0;
   failed = 0;

@@ -22,7 +22,7 @@ static void built(void) {
   is_int(passes_run(g, 4, &s, &opt, &d, &err), PIPER_EUSER, "a pass that is none");
   is_str(err.text,
          "there is no pass \"lower\" to dump after; the passes are build, split, "
-         "split_backward, recompute, place, replicate, count, order, zero",
+         "split_backward, recompute, place, shard, replicate, count, order, zero",
          "gives the list of passes");
   is_str(passes_text(g, 0, &t, NULL, false), "batch is 0; it has to be at least 1",
          "an empty batch");

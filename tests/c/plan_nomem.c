@@ -15,7 +15,15 @@ static PiperStatus whole_way(Plan *p, char **actions, char **table, PiperErr *er
 }
 
 int main(void) {
-  Graph *g = model_chain(3);
+  Graph *g = model_new();
+  ValueId h = model_input(g, "x");
+  for (int stage = 0; stage < 3; stage++) {
+    model_enter(g, "PP");
+    h = stage == 1 ? model_moe(g, "moe", h, 2) : model_linear(g, stage == 0 ? "l0" : "l2", h);
+    if (stage == 2) model_loss(g, model_op(g, OP_SUM_SQUARES, NULL, h, MODEL_NONE));
+    model_leave(g, "PP");
+  }
+  model_cut(g);
   TestStrategy t = {0};
   bool clean = true, struck = true;
   long n = 0;
@@ -26,6 +34,7 @@ int main(void) {
   Directive *x = strategy_replicate(&t, "PP=1", "0,1");
   x->zero = ZERO_PARAMS;
   x->per_microbatch = true;
+  strategy_shard(&t, "EP=*", "0,1", 2);
   strategy_order(&t, "MB=0 PP=2 PASS=F;MB=1 PP=2 PASS=F|MB=0 PP=2 PASS=B;MB=1 PP=2 PASS=B");
   for (; struck && clean; n++) {
     PiperErr err = {0};

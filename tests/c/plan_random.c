@@ -6,7 +6,7 @@
 enum { TRIES = 600, BATCH = 24 };
 
 /* Stages of one or two layers with skip connections, a tied or frozen parameter here and there, a
- * stage without parameters, a loss of its own or several. */
+ * stage without parameters or with experts, a loss of its own or several. */
 static Graph *random_model(uint32_t *n_stages) {
   Graph *g = model_new();
   ValueId h[8] = {model_input(g, "x")};
@@ -22,6 +22,10 @@ static Graph *random_model(uint32_t *n_stages) {
     if (random_int(0, 4) > 0 || i == 0) {
       snprintf(name, sizeof name, "l%u", tied && i > 0 && random_int(0, 1) ? 0 : i);
       y = model_linear(g, name, y);
+    }
+    if (random_int(0, 4) == 0) {
+      snprintf(name, sizeof name, "moe%u", i);
+      y = model_op(g, OP_ADD, NULL, y, model_moe(g, name, y, random_int(0, 2) > 0 ? 4 : 6));
     }
     if (random_int(0, 1)) y = model_op(g, OP_RELU, NULL, y, MODEL_NONE);
     if (random_int(0, 3) == 0) y = model_op(g, OP_MUL, NULL, y, h[n - 1]);
@@ -62,7 +66,19 @@ static const char *random_name(const char *usual) {
   return random_int(0, 3) > 0 ? usual : names[random_int(0, 2)];
 }
 
-static void random_strategy(TestStrategy *t, uint32_t n_stages) {
+/* The experts of the stage, if it has any, in groups of some size. */
+static void random_shard(const Graph *g, TestStrategy *t, uint32_t stage, const char *devices) {
+  const size_t n = (strlen(devices) + 1) / 2;
+  char name[32], filter[32];
+  snprintf(name, sizeof name, "moe%u.gate.weight", stage);
+  if (graph_find_param(g, name).i == 0 || random_int(0, 3) == 0) return;
+  snprintf(filter, sizeof filter, "PP=%u EP=*", stage);
+  const size_t size = random_int(0, 2) == 0 ? 1 : n;
+  strategy_shard(t, filter, devices, (uint32_t)(n == 4 && random_int(0, 1) ? 2 : size))->stream =
+      random_name("ep_stream");
+}
+
+static void random_strategy(const Graph *g, TestStrategy *t, uint32_t n_stages) {
   const uint32_t n_ranks = (uint32_t)random_int(1, 5);
   char filter[32], devices[32];
   static const int parts[] = {1, 2, 3, 2, 6};
@@ -77,6 +93,7 @@ static void random_strategy(TestStrategy *t, uint32_t n_stages) {
     snprintf(filter, sizeof filter, "PP=%u", i);
     random_devices(devices, sizeof devices, n_ranks);
     strategy_place(t, filter, devices)->stream = random_name("pp_stream");
+    random_shard(g, t, i, devices);
     if (strchr(devices, ',') == NULL) continue;
     Directive *x = strategy_replicate(t, filter, devices);
     x->reduce_stream = random_name("dp_stream");
@@ -128,13 +145,13 @@ static Plan *built(const Graph *g, const TestStrategy *t, PlanSpec x, PiperErr *
 }
 
 int main(void) {
-  int legal = 0, wrong = 0, single = 0, waits = 0;
+  int legal = 0, wrong = 0, single = 0, waits = 0, exchanges = 0;
   random_start();
   for (int i = 0; i < TRIES && wrong < 3; i++) {
     uint32_t n_stages;
     Graph *g = random_model(&n_stages);
     TestStrategy t = {0};
-    random_strategy(&t, n_stages);
+    random_strategy(g, &t, n_stages);
     PiperErr err = {0};
     PlanSpec x = random_spec();
     Plan *p = built(g, &t, x, &err);
@@ -147,6 +164,7 @@ int main(void) {
       goto next;
     }
     for (uint32_t r = 0; r < p->n_ranks; r++) waits += p->ranks[r].waits_added > 0;
+    exchanges += p->exchanges.n > 0;
     const uint64_t digest = p->digest;
     if (!figures_hold(p)) {
       diag("try %d: the memory figures do not hold", i);
@@ -170,10 +188,12 @@ int main(void) {
     strategy_clear(&t);
     graph_free(g);
   }
-  diag("%d legal strategies, %d of them with one stream a rank; %d ranks wait for memory", legal,
-       single, waits);
+  diag("%d legal strategies, %d of them with one stream a rank, %d with experts that are spread; "
+       "%d ranks wait for memory",
+       legal, single, exchanges, waits);
   is_int(wrong, 0, "every plan is proved, adds up, and is the same when it is made again");
   ok(legal > TRIES / 4, "a fair part of the strategies is legal");
+  ok(exchanges > TRIES / 40, "and some spread experts");
   ok(waits > 0, "some reuse of memory needs a wait");
   return done_testing();
 }

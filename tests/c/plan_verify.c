@@ -74,6 +74,24 @@ static Plan *replicas(void) {
   return p;
 }
 
+/* Four experts, spread over ranks 0 and 1, one stream a rank. */
+static Plan *spread(void) {
+  static Graph *g;
+  if (g == NULL) {
+    g = model_new();
+    const ValueId x = model_linear(g, "l0", model_input(g, "x"));
+    model_loss(g, model_op(g, OP_SUM_SQUARES, NULL, model_moe(g, "moe", x, 4), MODEL_NONE));
+    model_cut(g);
+  }
+  TestStrategy t = {0};
+  strategy_place(&t, "", "0,1");
+  strategy_replicate(&t, "EP=false", "0,1");
+  strategy_shard(&t, "EP=*", "0,1", 2);
+  Plan *p = plans_must(g, &t, (PlanSpec){.batch = 4, .options.single_stream = true});
+  strategy_clear(&t);
+  return p;
+}
+
 /* The sentence, which is the name of the point as well. */
 static void faulty(Plan *p, const char *want) {
   PiperErr err = {0};
@@ -185,6 +203,66 @@ static void meetings(void) {
   p = pipeline(false);
   p->ranks[0].streams.at[1].name = p->ranks[0].streams.at[0].name;
   faulty(p, "plan: rank 0 has two streams \"default_stream\"");
+}
+
+static void exchanges(void) {
+  PlanProof proof;
+  Plan *p = spread();
+  is_int(plan_verify(p, &proof, NULL), PIPER_OK, "experts that are spread");
+  is_int(proof.collectives, 4 + 2, "four exchanges, and two reductions");
+  plan_free(p);
+  p = spread();
+  drop(rank_of(p, 1), plans_instr(p, 1, INSTR_ALL_TO_ALL, PASS_F, 1));
+  faulty(p, "plan: collectives do not match on \"all\": rank 0 joins 6, rank 1 joins 5");
+  p = spread();
+  RankPlan *r = rank_of(p, 1);
+  swap(r, plans_instr(p, 1, INSTR_ALL_TO_ALL, PASS_B, 0),
+       plans_instr(p, 1, INSTR_ALL_TO_ALL, PASS_B, 1));
+  faulty(p,
+         "plan: rank 0, all_to_all grad made to experts 0B0 0-1 (t.lua:3) and rank 1, all_to_all "
+         "grad blocks from experts 0B0 0-1 (t.lua:3), which meet, do different things");
+  p = spread();
+  instr(p, 1, INSTR_ALL_TO_ALL, PASS_F, 0)->share_first ^= 1;
+  faulty(p, "plan: rank 1, all_to_all blocks to experts 0F0 0-1 (t.lua:3) exchanges value blocks, "
+            "samples [2, 4) for value blocks, samples [0, 4)");
+  p = spread();
+  instr(p, 1, INSTR_ALL_TO_ALL, PASS_F, 0)->share_first = 99;
+  faulty(p, "plan: rank 1, all_to_all blocks to experts 0F0 0-1 (t.lua:3) exchanges nothing");
+  p = spread();
+  instr(p, 1, INSTR_ALL_TO_ALL, PASS_F, 0)->group = 99;
+  faulty(p, "plan: rank 1, all_to_all blocks to experts 0F0 0-1 (t.lua:3) is a collective of other "
+            "ranks");
+  p = spread();
+  p->exchanges.at[instr(p, 1, INSTR_ALL_TO_ALL, PASS_F, 0)->share_first].blocks = 1;
+  faulty(
+      p,
+      "plan: rank 0, all_to_all blocks to experts 0F0 0-1 (t.lua:3) exchanges the wrong samples");
+  p = spread();
+  instr(p, 1, INSTR_ALL_TO_ALL, PASS_F, 0)->part += 4;
+  faulty(p, "plan: rank 1, all_to_all blocks to experts 0F0 0-1 (t.lua:3) has the wrong address");
+  p = spread();
+  Instr *x = instr(p, 1, INSTR_ALL_TO_ALL, PASS_F, 0);
+  rank_of(p, 1)->accesses.at[x->access_first + 1].write = false;
+  faulty(p, "plan: rank 1, all_to_all blocks to experts 0F0 0-1 (t.lua:3) has the wrong access");
+  p = spread();
+  x = instr(p, 1, INSTR_ALL_TO_ALL, PASS_F, 0);
+  rank_of(p, 1)->accesses.at[x->access_first].buffer =
+      rank_of(p, 1)->accesses.at[x->access_first + 1].buffer;
+  faulty(p, "plan: rank 1, all_to_all blocks to experts 0F0 0-1 (t.lua:3) exchanges value blocks, "
+            "samples [0, 4) for value blocks, samples [0, 4)");
+  p = spread();
+  x = instr(p, 1, INSTR_ALL_TO_ALL, PASS_F, 0);
+  rank_of(p, 1)->accesses.at[x->access_first].hi -= 8;
+  faulty(
+      p,
+      "plan: rank 1, all_to_all blocks to experts 0F0 0-1 (t.lua:3) exchanges the wrong samples");
+  p = spread(); /* where it still reads */
+  x = instr(p, 1, INSTR_ALL_TO_ALL, PASS_F, 0);
+  Buffer *own = buffer_of(p, 1, x, BUFFER_VALUE);
+  own[1].offset = own->offset;
+  resolve(rank_of(p, 1));
+  faulty(p, "plan: rank 1, all_to_all blocks to experts 0F0 0-1 (t.lua:3) reads value blocks, "
+            "samples [2, 4) and writes value blocks, samples [0, 4) on the same bytes");
 }
 
 static void updates(void) {
@@ -380,6 +458,7 @@ int main(void) {
   right();
   races();
   meetings();
+  exchanges();
   updates();
   shares();
   ranges();

@@ -136,13 +136,24 @@ static Plan *random_plan(Graph **g) {
   static const char *const devices[] = {"0", "1", "0,1", "1,2", "2", "2,0"};
   const uint32_t n = (uint32_t)random_int(2, 4);
   char filter[16];
-  *g = model_chain(n);
+  const bool experts = random_int(0, 2) == 0;
+  *g = model_new();
+  ValueId h = model_input(*g, "x");
+  for (uint32_t i = 0; i < n; i++) {
+    snprintf(filter, sizeof filter, "l%u", i);
+    model_enter(*g, "PP");
+    h = experts && i == 1 ? model_moe(*g, filter, h, 4) : model_linear(*g, filter, h);
+    if (i + 1 == n) model_loss(*g, model_op(*g, OP_SUM_SQUARES, NULL, h, MODEL_NONE));
+    model_leave(*g, "PP");
+  }
+  model_cut(*g);
   strategy_split(&t, "", "MB", random_int(1, 4));
   for (uint32_t i = 0; i < n; i++) {
     snprintf(filter, sizeof filter, "PP=%u", i);
     const char *d = devices[random_int(0, 5)];
     strategy_place(&t, filter, d);
     if (strchr(d, ',') == NULL) continue;
+    if (experts && i == 1) strategy_shard(&t, "EP=*", d, 2);
     Directive *x = strategy_replicate(&t, filter, d);
     x->zero = (uint8_t)random_int(0, ZERO_PARAMS);
     x->per_microbatch = random_int(0, 1);

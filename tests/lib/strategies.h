@@ -107,6 +107,14 @@ static inline Directive *strategy_replicate(TestStrategy *t, const char *filter,
   return x;
 }
 
+static inline Directive *strategy_shard(TestStrategy *t, const char *filter, const char *devices,
+                                        uint32_t group_size) {
+  Directive *x = strategy_add(t, DIRECTIVE_SHARD, filter);
+  x->devices = strategy_ints(t, devices, &x->n_devices);
+  x->group_size = group_size;
+  return x;
+}
+
 static inline Directive *strategy_order(TestStrategy *t, const char *groups) {
   const size_t len = strlen(groups);
   OrderGroup *g = strategy_alloc(t, len + 1, sizeof *g);

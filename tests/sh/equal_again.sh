@@ -18,9 +18,9 @@ for seed in 1 2 3; do
   again "random sleeps, seed $seed" PIPER_JITTER=$seed:300
 done
 again "one queue a rank, random sleeps" PIPER_STREAMS=1 PIPER_JITTER=4:300
-scripts=zero_exact
+scripts="moe_equal zero_exact"
 again "random sleeps" PIPER_JITTER=5:200
-scripts="equal_exact ignore_index zero_exact"
+scripts="equal_exact ignore_index moe_equal zero_exact"
 again "one queue a rank" PIPER_STREAMS=1
 again "memory that starts as NaN" PIPER_POISON=1
 done_testing
