@@ -20,6 +20,7 @@ static PiperStatus choose_order(Plan *plan, OrderRule rule, PiperErr *err) {
   static const char *const RULE[] = {"", "critical_path", "downstream"};
   double *seconds = calloc(d->n, sizeof *seconds);
   if (seconds == NULL) return err_nomem(err, "compile");
+  plan->node_seconds = seconds;
   for (uint32_t n = 1; n < d->n; n++)
     seconds[n] = cost_node(&COST_CPU, plan->programs, d, (NodeId){n});
   GlobalOrder order = {0};
@@ -42,7 +43,6 @@ static PiperStatus choose_order(Plan *plan, OrderRule rule, PiperErr *err) {
       plan->busy_seconds[at] += seconds[n];
     }
   }
-  free(seconds);
   return st;
 }
 
@@ -109,6 +109,7 @@ PiperStatus compile_plan(const Graph *graph, const Strategy *strategy, const Com
   if ((st = choose_order(plan, options->order_rule, err)) != PIPER_OK) goto fail;
   if ((st = plan_lower(plan, err)) != PIPER_OK) goto fail;
   if ((st = plan_place_memory(plan, err)) != PIPER_OK) goto fail;
+  if ((st = plan_find_wait_cost(plan, err)) != PIPER_OK) goto fail;
   if ((st = check_limit(plan, options->memory_limit, err)) != PIPER_OK) goto fail;
   plan_compute_digest(plan);
   if (options->verify) {

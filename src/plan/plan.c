@@ -31,6 +31,7 @@ void plan_free(Plan *p) {
   vec_free(&p->exchanges);
   free(p->order);
   free(p->busy_seconds);
+  free(p->node_seconds);
   arena_free(p->arena);
   programs_free(p->programs);
   dag_free(p->dag);

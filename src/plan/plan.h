@@ -33,6 +33,7 @@ typedef struct Instr {
   uint32_t node;       /* the DAG node it comes from: label, tags, script line */
   uint32_t stream;     /* index into RankPlan.streams */
   uint32_t wait_first, n_waits; /* RankPlan.waits: earlier instructions of other streams */
+  uint32_t n_added;    /* of these the last ones: only for memory that is used again */
   /* RUN */
   uint32_t program;    /* id in Plan.programs */
   uint32_t bind_first; /* RankPlan.bind_offset, bind_first_write: one entry for each binding of the
@@ -139,6 +140,8 @@ typedef struct Plan {
   uint32_t n_order;
   double predicted_seconds;  /* of the order kept, by the cost model */
   double predicted_rule[2];  /* critical_path, downstream */
+  double *node_seconds;      /* by NodeId, by the cost model; malloc'ed, owned; NULL: not known */
+  double waits_seconds;      /* how much longer a step takes for the waits that memory added */
   double *busy_seconds;      /* by index in 'ranks': time that its compute takes in that prediction;
                                 malloc'ed, owned; NULL: not known */
   const char *order_rule;    /* the one kept */

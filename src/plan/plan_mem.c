@@ -540,7 +540,8 @@ static bool keep(Mem *m) {
   for (uint32_t i = 0; i < r->instrs.n; i++) {
     Instr *x = &r->instrs.at[i];
     x->wait_first = m->wait_first.at[i];
-    x->n_waits = m->wait_first.at[i + 1] - x->wait_first;
+    x->n_added = m->wait_first.at[i + 1] - x->wait_first - x->n_waits;
+    x->n_waits += x->n_added;
     for (uint32_t k = 0; k < x->n_waits; k++)
       r->instrs.at[r->waits.at[x->wait_first + k]].signals = true;
   }

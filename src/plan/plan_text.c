@@ -261,6 +261,12 @@ static Traffic traffic_of(const RankPlan *r) {
   return t;
 }
 
+static void seconds_text(double s, char *buf, size_t n) {
+  if (s >= 1) snprintf(buf, n, "%.3g s", s);
+  else if (s >= 1e-3) snprintf(buf, n, "%.3g ms", s * 1e3);
+  else snprintf(buf, n, "%.3g us", s * 1e6);
+}
+
 static bool put_instrs(const Plan *p, Text *t) {
   uint64_t all[INSTR_KIND_COUNT] = {0}, n = 0, waits = 0, added = 0;
   for (uint32_t r = 0; r < p->n_ranks; r++) {
@@ -278,15 +284,14 @@ static bool put_instrs(const Plan *p, Text *t) {
     if ((all[k] > 0 || k <= INSTR_ALL_REDUCE) &&
         !list_item(&l, "%s %llu", INSTR_NAME[k], (unsigned long long)all[k]))
       return false;
-  return list_item(&l, "waits %llu (%llu for reused memory)", (unsigned long long)waits,
-                   (unsigned long long)added) &&
+  char cost[40] = "";
+  if (added > 0 && p->node_seconds != NULL) {
+    memcpy(cost, ", ", 3);
+    seconds_text(p->waits_seconds, cost + 2, sizeof cost - 2);
+  }
+  return list_item(&l, "waits %llu (%llu for reused memory%s)", (unsigned long long)waits,
+                   (unsigned long long)added, cost) &&
          put(t, "\n");
-}
-
-static void seconds_text(double s, char *buf, size_t n) {
-  if (s >= 1) snprintf(buf, n, "%.3g s", s);
-  else if (s >= 1e-3) snprintf(buf, n, "%.3g ms", s * 1e3);
-  else snprintf(buf, n, "%.3g us", s * 1e6);
 }
 
 static bool put_prediction(const Plan *p, Text *t) {
