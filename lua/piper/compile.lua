@@ -42,7 +42,7 @@ local function build(model, strategy, options)
     batch = options.batch, dtype = options.dtype, optimizer = options.optimizer, clip_norm = options.clip_norm or nil,
     threads_per_rank = options.threads_per_rank, order_rule = options.order_rule,
     memory_limit = options.memory_limit, single_stream = single_stream(),
-    verify = options.verify, dump_after = options.dump_after, trains = options.trains,
+    verify = options.verify, dump_after = options.dump_after, dump_form = options.dump_form, trains = options.trains,
   })
   return plan, dump
 end
@@ -108,14 +108,46 @@ local function compile(model, strategy, options)
   return setmetatable({ core = plan, model = model, strategy = strategy:copy(), options = all }, Plan)
 end
 
+-- The DAG after a pass, in one of the core's forms.
+local function dump(plan, pass, form)
+  local options = setmetatable({ dump_after = pass, dump_form = form }, { __index = plan.options })
+  local _, text = build(plan.model, plan.strategy, options)
+  return text
+end
+
 ---The DAG's text form after the named pass ("build", "split", ..., see doc).
 ---@param pass string
 ---@return string
 function Plan:dump(pass)
   check.value("dump", "argument 1", pass, "string")
-  local options = setmetatable({ dump_after = pass }, { __index = self.options })
-  local _, dump = build(self.model, self.strategy, options)
-  return dump
+  return dump(self, pass, "text")
+end
+
+---The DAG in words: a node a line, with its devices, its stream, and after "<-" the nodes that it waits
+---for ("~": only by order).
+---@param pass? string  as it is after that pass, in a topological order (default: as it is in the end,
+---in the order in which it runs)
+---@return string
+function Plan:dag(pass)
+  if pass == nil then return self.core:list() end
+  check.value("dag", "argument 1", pass, "string")
+  return dump(self, pass, "list")
+end
+
+---Writes a picture of the DAG in Graphviz's language: dot -Tsvg -O path
+---@param path string
+---@param pass? string  as it is after that pass (default: in the end)
+function Plan:dot(path, pass)
+  check.value("dot", "argument 1", path, "string")
+  if pass ~= nil then check.value("dot", "argument 2", pass, "string") end
+  local text = pass and dump(self, pass, "dot") or self.core:dot()
+  local file, why = io.open(path, "w")
+  if not file then check.fail("dot: %s", why) end
+  local written
+  written, why = file:write(text)
+  local closed, why_closed = file:close()
+  if not (written and closed) then check.fail("dot: %s: %s", path, why or why_closed) end
+  return self
 end
 
 ---One line a rank: its actions in order, <stage><pass><microbatch>.

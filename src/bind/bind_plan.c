@@ -10,6 +10,7 @@
 #include "bind/bind_directives.h"
 #include "bind/bind_model.h"
 #include "compile/compile.h"
+#include "ir/dag_draw.h"
 #include "plan/plan_comm.h"
 #include "plan/plan_text.h"
 #include "plan/plan_verify.h"
@@ -67,6 +68,13 @@ static int push_text(lua_State *L, PiperStatus (*make)(const Plan *, char **, Pi
   return 1;
 }
 
+static PiperStatus plan_list(const Plan *p, char **out, PiperErr *err) {
+  return dag_list(p->dag, p->order, p->n_order, out, err);
+}
+static PiperStatus plan_dot(const Plan *p, char **out, PiperErr *err) { return dag_dot(p->dag, out, err); }
+
+static int plan_lua_list(lua_State *L) { return push_text(L, plan_list); }
+static int plan_lua_dot(lua_State *L) { return push_text(L, plan_dot); }
 static int plan_lua_actions(lua_State *L) { return push_text(L, plan_actions); }
 static int plan_lua_table(lua_State *L) { return push_text(L, plan_table); }
 
@@ -107,6 +115,10 @@ static int plan_lua_compile(lua_State *L) {
       .verify = bind_opt_bool(L, 3, "compile", "verify", false),
       .dump_after = bind_opt_str(L, 3, "compile", "dump_after", NULL),
   };
+  static const char *const FORMS[] = {"text", "list", "dot", NULL};
+  lua_getfield(L, 3, "dump_form");
+  options.dump_form = (DumpForm)luaL_checkoption(L, -1, "text", FORMS);
+  lua_pop(L, 1);
   lua_getfield(L, 3, "order_rule");
   options.order_rule = (OrderRule)luaL_checkoption(L, -1, "best", RULES);
   lua_pop(L, 1);
@@ -241,6 +253,8 @@ int luaopen_piper_core_plan(lua_State *L) {
   static const luaL_Reg METHODS[] = {
       {"actions", plan_lua_actions},
       {"table", plan_lua_table},
+      {"list", plan_lua_list},
+      {"dot", plan_lua_dot},
       {"memory", plan_lua_memory},
       {"verify", plan_lua_verify},
       {"digest", plan_lua_digest},

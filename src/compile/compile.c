@@ -93,6 +93,7 @@ PiperStatus compile_plan(const Graph *graph, const Strategy *strategy, const Com
       .forward_only = options->trains != NULL,
       .verify = options->verify,
       .dump_after = options->dump_after,
+      .dump_form = options->dump_form,
       .dump = dump,
   };
   PiperStatus st = passes_run(graph, options->batch, strategy, &passes, &plan->dag, err);

@@ -2,8 +2,7 @@
 #ifndef PIPER_COMPILE_COMPILE_H
 #define PIPER_COMPILE_COMPILE_H
 
-#include "ir/global_order.h"
-#include "passes/directive.h"
+#include "passes/pipeline.h"
 #include "plan/plan.h"
 
 typedef struct CompileOptions {
@@ -15,6 +14,7 @@ typedef struct CompileOptions {
                              has the same strategy, dtype and batch: forward passes only. No optimizer */
   bool verify;            /* dag_verify after each pass, plan_verify at the end */
   const char *dump_after; /* name of a pass; NULL: none */
+  DumpForm dump_form;
 } CompileOptions;
 
 /* 'graph' is cut and outlives the plan. *out is the caller's (plan_free). *dump: malloc'ed text of

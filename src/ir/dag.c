@@ -358,15 +358,36 @@ static void put_bucket(Out *o, const Dag *d, uint32_t b) {
       bucket->n_params > 1 ? ".." : "");
 }
 
-void dag_label(const Dag *d, NodeId n, char *buf, size_t size) {
+static int32_t stage_of(const Graph *g, uint32_t pp, uint32_t chunk) {
+  return pp == 0 ? 0 : graph_scope_index(g, graph_chunk(g, (ChunkId){chunk})->scope, pp);
+}
+
+/* Whether another chunk has the same stage as this one: then an action stands for both. */
+static bool shares_stage(const Dag *d, uint32_t chunk) {
+  const Graph *g = d->graph;
+  const uint32_t pp = intern_find(g->names, "PP");
+  const int32_t stage = stage_of(g, pp, chunk);
+  for (uint32_t c = 1; c <= graph_n_chunks(g); c++)
+    if (c != chunk && stage_of(g, pp, c) == stage) return true;
+  return false;
+}
+
+/* "0F1", in a name "0F1/2" where several chunks have the stage. */
+static void put_action(Out *o, const Dag *d, ChunkId c, unsigned pass, uint32_t mb, bool name) {
+  put_stage(o, d, c);
+  put(o, "%c%u", pass_letter(pass), mb);
+  if (name && shares_stage(d, c.i)) put(o, "/%u", c.i);
+}
+
+/* A name of its own has no devices, and tells the chunks of a stage apart. */
+static void label(const Dag *d, NodeId n, bool name, char *buf, size_t size) {
   Out o = {buf, size, 0};
   if (size > 0) buf[0] = '\0';
   const NodeKind kind = d->kind[n.i];
   const Tensor *t = &d->tensors.at[d->tensor[n.i]];
   switch (kind) {
   case NODE_COMPUTE:
-    put_stage(&o, d, (ChunkId){d->chunk[n.i]});
-    put(&o, "%c%u", pass_letter(d->pass[n.i]), d->mb[n.i]);
+    put_action(&o, d, (ChunkId){d->chunk[n.i]}, d->pass[n.i], d->mb[n.i], name);
     return;
   case NODE_TRANSFER: {
     const bool grad = t->kind == TENSOR_GRAD;
@@ -376,9 +397,11 @@ void dag_label(const Dag *d, NodeId n, char *buf, size_t size) {
     put_value(&o, d->graph, t->value);
     put(&o, " ");
     if (grad || value->kind == VALUE_OP) {
-      put_stage(&o, d, grad ? t->chunk : graph_op(d->graph, value->op)->chunk);
-      put(&o, "%c%u ", pass_letter(pass), d->mb[n.i]);
+      const ChunkId chunk = grad ? t->chunk : graph_op(d->graph, value->op)->chunk;
+      put_action(&o, d, chunk, pass, d->mb[n.i], name);
+      if (!name) put(&o, " ");
     }
+    if (name) return;
     put_devs(&o, d, d->src_devs[n.i]);
     put(&o, ">");
     put_devs(&o, d, d->devs[n.i]);
@@ -388,8 +411,9 @@ void dag_label(const Dag *d, NodeId n, char *buf, size_t size) {
     put(&o, "all_to_all %s", t->kind == TENSOR_GRAD ? "grad " : "");
     put_value(&o, d->graph, t->value);
     put(&o, " %s experts ", t->spread ? "from" : "to");
-    put_stage(&o, d, (ChunkId){d->chunk[n.i]});
-    put(&o, "%c%u ", pass_letter(d->pass[n.i]), d->mb[n.i]);
+    put_action(&o, d, (ChunkId){d->chunk[n.i]}, d->pass[n.i], d->mb[n.i], name);
+    if (name) return;
+    put(&o, " ");
     put_devs(&o, d, d->devs[n.i]);
     return;
   case NODE_ALL_REDUCE:
@@ -409,18 +433,16 @@ void dag_label(const Dag *d, NodeId n, char *buf, size_t size) {
     }
     if (d->chunk[n.i] != 0) {
       put(&o, " ");
-      put_stage(&o, d, (ChunkId){d->chunk[n.i]});
-      put(&o, "%c%u", pass_letter(d->pass[n.i]), d->mb[n.i]);
+      put_action(&o, d, (ChunkId){d->chunk[n.i]}, d->pass[n.i], d->mb[n.i], name);
     }
-    if (d->devs[n.i] != 0) {
+    if (d->devs[n.i] != 0 && !name) {
       put(&o, " ");
       put_devs(&o, d, d->devs[n.i]);
     }
     return;
   case NODE_COUNT:
     put(&o, "count ");
-    put_stage(&o, d, (ChunkId){d->chunk[n.i]});
-    put(&o, "F%u", d->mb[n.i]);
+    put_action(&o, d, (ChunkId){d->chunk[n.i]}, PASS_F, d->mb[n.i], name);
     return;
   case NODE_JOIN:
     put(&o, "join ");
@@ -432,3 +454,6 @@ void dag_label(const Dag *d, NodeId n, char *buf, size_t size) {
   }
   put(&o, "node %u", n.i);
 }
+
+void dag_label(const Dag *d, NodeId n, char *buf, size_t size) { label(d, n, false, buf, size); }
+void dag_name(const Dag *d, NodeId n, char *buf, size_t size) { label(d, n, true, buf, size); }

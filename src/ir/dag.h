@@ -195,6 +195,9 @@ NodeShare dag_bucket_share(const Dag *d, NodeId n, BucketId b);
  * A value is called by the name of its op, otherwise by the op's kind and the value's number; a
  * bucket by its first parameter, ".." standing for the others. */
 void dag_label(const Dag *d, NodeId n, char *buf, size_t size);
+/* Likewise without devices, and with the chunk where a stage has several: "2F3/7". For lists and pictures,
+ * which show the devices beside it. */
+void dag_name(const Dag *d, NodeId n, char *buf, size_t size);
 const char *dag_line(const Dag *d, uint32_t line); /* "train.lua:12", "" for 0 */
 
 #endif

@@ -1,6 +1,7 @@
 /* The table of passes, and the loop that runs it. */
 #include "passes/pipeline.h"
 
+#include "ir/dag_draw.h"
 #include "ir/dag_text.h"
 #include "ir/dag_verify.h"
 #include "passes/pass.h"
@@ -54,6 +55,18 @@ static PiperStatus check_dump_name(const char *name, PiperErr *err) {
                  known);
 }
 
+static PiperStatus dump(const Dag *d, const PassOptions *opt, PiperErr *err) {
+  switch (opt->dump_form) {
+  case DUMP_LIST:
+    return dag_list(d, NULL, 0, opt->dump, err);
+  case DUMP_DOT:
+    return dag_dot(d, opt->dump, err);
+  case DUMP_TEXT:
+    break;
+  }
+  return dag_print(d, opt->dump, err);
+}
+
 PiperStatus passes_run(const Graph *g, int64_t batch, const Strategy *s, const PassOptions *opt,
                        Dag **out, PiperErr *err) {
   assert(g->cut);
@@ -82,7 +95,7 @@ PiperStatus passes_run(const Graph *g, int64_t batch, const Strategy *s, const P
       if (st != PIPER_OK) err_set(err, st, "after pass %s: %s", row->name, found.text);
     }
     if (st == PIPER_OK && opt->dump_after != NULL && strcmp(opt->dump_after, row->name) == 0)
-      st = dag_print(d, opt->dump, err);
+      st = dump(d, opt, err);
   }
   arena_free(scratch);
   if (st != PIPER_OK) {

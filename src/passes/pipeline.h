@@ -6,6 +6,9 @@
 #include "ir/global_order.h"
 #include "passes/directive.h"
 
+/* The text form (dag_text.h), the list of nodes in words, or the picture (dag_draw.h). */
+typedef enum DumpForm { DUMP_TEXT, DUMP_LIST, DUMP_DOT } DumpForm;
+
 typedef struct PassOptions {
   size_t float_bytes;     /* 4 or 8: bucket_bytes count these */
   bool clip;              /* each UPDATE waits for the metrics: it scales by the global norm */
@@ -13,7 +16,8 @@ typedef struct PassOptions {
   const CostTable *cost;  /* ... and what nodes cost in it; NULL: COST_CPU */
   bool forward_only;      /* for evaluation (Dag.forward_only): of the directives what is about F */
   bool verify;            /* dag_verify after each pass */
-  const char *dump_after; /* name of a pass after which the DAG's text goes to *dump; NULL: none */
+  const char *dump_after; /* name of a pass after which the DAG goes to *dump; NULL: none */
+  DumpForm dump_form;     /* in this form */
   char **dump;            /* malloc'ed, the caller's */
 } PassOptions;
 

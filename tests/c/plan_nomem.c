@@ -1,17 +1,22 @@
 /* A plan and all that is asked of it, with each allocation in turn failing. */
 #include "nomem.h"
 
+#include "ir/dag_draw.h"
 #include "lib/plans.h"
 #include "plan/plan_text.h"
 
-static PiperStatus whole_way(Plan *p, char **actions, char **table, PiperErr *err) {
+enum { ACTIONS, TABLE, LIST, DOT, N_TEXTS };
+
+static PiperStatus whole_way(Plan *p, char **texts, PiperErr *err) {
   TRY(plan_find_world(p, err));
   TRY(plan_lower(p, err));
   TRY(plan_place_memory(p, err));
   plan_compute_digest(p);
   TRY(plan_verify(p, NULL, err));
-  TRY(plan_actions(p, actions, err));
-  return plan_table(p, table, err);
+  TRY(plan_actions(p, &texts[ACTIONS], err));
+  TRY(plan_table(p, &texts[TABLE], err));
+  TRY(dag_list(p->dag, NULL, 0, &texts[LIST], err));
+  return dag_dot(p->dag, &texts[DOT], err);
 }
 
 int main(void) {
@@ -38,19 +43,18 @@ int main(void) {
   strategy_order(&t, "MB=0 PP=2 PASS=F;MB=1 PP=2 PASS=F|MB=0 PP=2 PASS=B;MB=1 PP=2 PASS=B");
   for (; struck && clean; n++) {
     PiperErr err = {0};
-    char *actions = NULL, *table = NULL;
+    char *texts[N_TEXTS] = {NULL};
     /* The DAG, the programs and the order are made before; only the plan's own code is tried. */
     Plan *p = plans_prepared(
         g, &t, (PlanSpec){.batch = 8, .order_seed = 3, .options.memory_limit = 1}, &err);
     if (p == NULL) bail(err.text);
     nomem_at(n);
-    const PiperStatus st = whole_way(p, &actions, &table, &err);
+    const PiperStatus st = whole_way(p, texts, &err);
     struck = nomem_struck();
     nomem_at(-1);
     clean = st == (struck ? PIPER_ENOMEM : PIPER_OK);
     if (!clean) diag("allocation %ld: status %d, %s", n, st, err.text);
-    free(actions);
-    free(table);
+    for (int k = 0; k < N_TEXTS; k++) free(texts[k]);
     plan_free(p);
   }
   diag("%ld allocations", n - 1);
