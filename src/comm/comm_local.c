@@ -355,10 +355,12 @@ static PiperStatus collective(const Call *c, PiperErr *err) {
   if (c->dtype != DT_F32 && c->dtype != DT_F64 && c->kind != MEET_ALL_TO_ALL)
     return err_set(err, PIPER_EBUG, "%s: %s of %s", g->name, name, dtype_name(c->dtype));
   if (k == g->collectives.n) {
-    const int64_t count = (int64_t)(c->bytes / dtype_bytes(c->dtype));
-    if (c->shares != NULL && !shares_cover(c->shares, g->n, count))
-      return err_set(err, PIPER_EBUG, "%s, %s %u: the shares do not cover its %lld elements once",
-                     g->name, name, (unsigned)k + 1, (long long)count);
+    if (c->shares != NULL) { /* otherwise there may be no dtype */
+      const int64_t count = (int64_t)(c->bytes / dtype_bytes(c->dtype));
+      if (!shares_cover(c->shares, g->n, count))
+        return err_set(err, PIPER_EBUG, "%s, %s %u: the shares do not cover its %lld elements once",
+                       g->name, name, (unsigned)k + 1, (long long)count);
+    }
     if (!vec_reserve(&g->collectives, 1)) return err_nomem(err, name);
     m = meeting_new(c, g->n);
     if (m == NULL) return err_nomem(err, name);

@@ -348,7 +348,7 @@ static void report(const Verdict *v, const char *what) {
   ok(v->forward, "%s: f64 is the formula's", what);
   ok(v->gradient, "%s: so are the gradients in f64", what);
   ok(v->f32, "%s: f32 agrees", what);
-  ok(v->bits, "%s: same bits on every instruction set", what);
+  bits_of_isas(v->bits, what);
   ok(v->ranges, "%s: same bits however the heads are spread over calls", what);
   ok(v->layouts, "%s: same bits in any layout, and nothing else is written", what);
 }
