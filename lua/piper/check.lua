@@ -39,6 +39,8 @@ function M.show(v, depth)
   if kind == "string" then
     if #v > 60 then v = v:sub(1, 57) .. "..." end
     return '"' .. v:gsub("[%c]", "?") .. '"'
+  elseif v ~= v then
+    return "nan" -- whatever its sign
   elseif kind ~= "table" then
     return kind == "function" and "a function" or tostring(v)
   end
@@ -225,6 +227,7 @@ function M.choice(where, what, v, choices)
   end
   local near = M.nearest(v, choices)
   if type(what) == "function" then what = what() end
+  if v == nil then M.fail('%s: %s is missing: it is one of "%s"', where, what, table.concat(choices, '", "')) end
   M.fail('%s: %s is %s, not one of "%s"%s', where, what, M.show(v), table.concat(choices, '", "'),
     near and (' (did you mean "%s"?)'):format(near) or "")
 end

@@ -36,6 +36,14 @@ local function single_stream()
   return true
 end
 
+-- PIPER_VERIFY=1: every invariant is checked after every pass.
+local function verifies()
+  local verify = os.getenv "PIPER_VERIFY"
+  if verify == nil or verify == "0" or verify == "" then return false end
+  if verify ~= "1" then check.fail("compile: PIPER_VERIFY is %s: it is 0, 1 or not set", check.show(verify)) end
+  return true
+end
+
 -- The core's plan for the checked options.
 local function build(model, strategy, options)
   local plan, dump = core.plan.compile(model.graph, strategy.directives, {
@@ -66,11 +74,12 @@ local function refuse_above_available(plan)
     if memory[rank].peak > memory[worst].peak then worst = rank end
   end
   if total <= available then return end
-  local m, mib = memory[worst], 1 << 20
-  check.fail("compile: the plan needs %.1f MiB on %d ranks of this machine and %.1f MiB are available; rank %d "
-    .. "needs most, %.1f MiB: params %.1f, grads %.1f, optimizer %.1f, activations %.1f, comm %.1f, workspace %.1f",
-    total / mib, #ranks, available / mib, worst, m.peak / mib, m.params / mib, m.grads / mib, m.optimizer / mib,
-    m.activations / mib, m.comm / mib, m.workspace / mib)
+  local parts = {}
+  for _, part in ipairs { "params", "grads", "optimizer", "activations", "comm", "workspace" } do
+    parts[#parts + 1] = ("%s %s"):format(part, core.bytes(memory[worst][part]))
+  end
+  check.fail("compile: the plan needs %s on %d ranks of this machine and %s are available; rank %d needs most, %s: %s", core.bytes(total),
+    #ranks, core.bytes(available), worst, core.bytes(memory[worst].peak), table.concat(parts, ", "))
 end
 
 -- Everything about the options that can be said without the model.
@@ -85,7 +94,7 @@ local function checked(options)
   end
   local optim = require "piper.optim"
   copy.optimizer = options.optimizer and optim.copy("compile", options.optimizer) or optim.sgd { lr = 0.01 }
-  if copy.verify == nil then copy.verify = (os.getenv "PIPER_VERIFY" or "0") ~= "0" end
+  if copy.verify == nil then copy.verify = verifies() end
   return copy
 end
 
@@ -99,7 +108,9 @@ local function compile(model, strategy, options)
     check.fail("compile: argument 1 is %s, not a model of piper.model", check.show(model))
   end
   if getmetatable(strategy) ~= require "piper.strategy".Strategy then
-    check.fail("compile: argument 2 is %s, not a strategy of piper.strategy", check.show(strategy))
+    local list = type(strategy) == "table" and (strategy.op ~= nil or type(strategy[1]) == "table" and strategy[1].op ~= nil)
+    check.fail("compile: argument 2 is %s, not a strategy%s", list and "a plain table of directives" or check.show(strategy),
+      list and ": piper.strategy():add(list) makes one" or " of piper.strategy()")
   end
   local all = checked(options)
   local plan = build(model, strategy, all)

@@ -107,7 +107,7 @@ local function groups_copy(where, filters)
   local groups = {}
   if #filters < 2 then check.fail("%s: filters lists at least two groups", where) end
   for i, group in ipairs(filters) do
-    local here = ("%s: group %d"):format(where, i)
+    local here = (where:find "rank %d+$" and "%s, column %d" or "%s: group %d"):format(where, i) -- as messages of the core
     if type(group) ~= "table" then
       check.fail("%s is %s: a filter or a list of filters was expected", here, check.show(group))
     end
@@ -267,18 +267,30 @@ local n_lists = 0
 ---schedule: each pass of each microbatch of the stages that it orders has to occur in it once.
 ---@param list piper.Directive[]
 function Strategy:add(list)
+  if type(list) == "table" and getmetatable(list) == Strategy then
+    check.fail "add: argument 1 is a strategy, not a list of directives: strategy:copy() makes another one to add to"
+  end
+  if type(list) == "table" and list.op ~= nil then
+    check.fail("add: argument 1 is a single directive, not a list of them: add { { op = %s, ... } }", check.show(list.op))
+  end
+  if type(list) == "function" then
+    check.fail "add: argument 1 is a function, not the list of directives that calling it returns: schedules.gpipe { ranks = 2, microbatches = 4 }"
+  end
   check.value("add", "argument 1", list, "list")
   local line = check.here()
   n_lists = n_lists + 1
   local rank = 0
   for i, spec in ipairs(list) do
-    if type(spec) ~= "table" then check.fail("add: element %d is %s, not a directive", i, check.show(spec)) end
+    if type(spec) ~= "table" or getmetatable(spec) == Strategy then
+      check.fail("add: element %d is %s, not a directive", i, check.show(spec))
+    end
     check.choice("add", ("op of directive %d"):format(i), spec.op, OPS)
     local fields = {}
     for k, v in pairs(spec) do
       if k ~= "op" and k ~= "line" then fields[k] = v end
     end
-    local directive = append(self, spec.op, fields, type(spec.line) == "string" and spec.line or line)
+    local where = spec.op == "order" and ("order: rank %d"):format(rank) or nil
+    local directive = append(self, spec.op, fields, type(spec.line) == "string" and spec.line or line, where)
     directive.schedule = n_lists
     if spec.op == "order" then
       directive.rank_in_schedule = rank

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "base/bytes.h"
 #include "base/nearest.h"
 #include "bind/bind_data.h"
 #include "bind/bind_json.h"
@@ -206,6 +207,12 @@ static int core_here(lua_State *L) {
   return 1;
 }
 
+/* core.bytes(n) -> "1.50 MiB" */
+static int core_bytes(lua_State *L) {
+  lua_pushstring(L, bytes_text((uint64_t)luaL_checkinteger(L, 1)).text);
+  return 1;
+}
+
 /* core.nearest(name, list) -> the string of the list that 'name' may have meant, or nil */
 static int core_nearest(lua_State *L) {
   const char *name = luaL_checkstring(L, 1);
@@ -221,7 +228,8 @@ static int core_nearest(lua_State *L) {
 
 int luaopen_piper_core(lua_State *L) {
   static const luaL_Reg functions[] = {
-      {"fail", core_fail}, {"here", core_here}, {"nearest", core_nearest}, {NULL, NULL}};
+      {"fail", core_fail}, {"here", core_here}, {"nearest", core_nearest},
+      {"bytes", core_bytes}, {NULL, NULL}};
   luaL_newlib(L, functions);
   lua_pushliteral(L, PACKAGE_VERSION);
   lua_setfield(L, -2, "version");

@@ -1,5 +1,6 @@
 #include "compile/compile.h"
 
+#include "base/bytes.h"
 #include "base/cores.h"
 #include "ir/cost.h"
 #include "passes/pipeline.h"
@@ -56,19 +57,20 @@ static PiperStatus check_limit(const Plan *plan, uint64_t limit, PiperErr *err) 
   for (uint32_t r = 1; r < plan->n_ranks; r++)
     if (needed_bytes(&plan->ranks[r]) > needed_bytes(worst)) worst = &plan->ranks[r];
   if (needed_bytes(worst) <= limit) return PIPER_OK;
-  const double mib = 1.0 / (1 << 20);
   int largest = 0;
   for (int c = 1; c < MEM_COUNT; c++)
     if (worst->at_peak[c] > worst->at_peak[largest]) largest = c;
   return err_set(err, PIPER_EUSER,
-                 "%s: rank %d needs %.2f MiB and memory_limit is %.2f MiB: params %.2f, grads %.2f, "
-                 "optimizer %.2f, activations %.2f, comm %.2f, workspace %.2f; %s",
+                 "%s: rank %d needs %s and memory_limit is %s: params %s, grads %s, optimizer %s, "
+                 "activations %s, comm %s, workspace %s; %s",
                  plan->trains != NULL ? "evaluate" : "compile", worst->rank,
-                 (double)needed_bytes(worst) * mib, (double)limit * mib,
-                 (double)worst->at_peak[MEM_PARAMS] * mib, (double)worst->at_peak[MEM_GRADS] * mib,
-                 (double)worst->at_peak[MEM_OPTIMIZER] * mib,
-                 (double)worst->at_peak[MEM_ACTIVATIONS] * mib, (double)worst->at_peak[MEM_COMM] * mib,
-                 (double)worst->at_peak[MEM_WORKSPACE] * mib,
+                 bytes_text(needed_bytes(worst)).text, bytes_text(limit).text,
+                 bytes_text(worst->at_peak[MEM_PARAMS]).text,
+                 bytes_text(worst->at_peak[MEM_GRADS]).text,
+                 bytes_text(worst->at_peak[MEM_OPTIMIZER]).text,
+                 bytes_text(worst->at_peak[MEM_ACTIVATIONS]).text,
+                 bytes_text(worst->at_peak[MEM_COMM]).text,
+                 bytes_text(worst->at_peak[MEM_WORKSPACE]).text,
                  largest <= MEM_OPTIMIZER
                      ? "more pipeline stages leave fewer parameters on each rank"
                      : "more microbatches, a smaller batch or a 1F1B schedule hold fewer activations");

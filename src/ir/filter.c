@@ -435,6 +435,14 @@ static uint64_t term_cost(const FilterIndex *x, const Term *t) {
   return n;
 }
 
+/* Passes that only a directive brings about. */
+static const char *pass_hint(uint32_t passes) {
+  const uint32_t split = 1u << PASS_BI | 1u << PASS_BW;
+  if (passes == 1u << PASS_R) return " (a recompute directive that matches the chunk makes it)";
+  if (passes != 0 && (passes & ~split) == 0) return " (an order that names BI and BW makes them)";
+  return "";
+}
+
 /* Which term removes the last node: they are added one by one, PASS at the end. */
 static PiperStatus explain_empty(const FilterIndex *x, const Filter *f, const Term *terms,
                                  PiperErr *err) {
@@ -457,9 +465,12 @@ static PiperStatus explain_empty(const FilterIndex *x, const Filter *f, const Te
   if (n <= f->n_terms) put_term(&r, &f->terms[n - 1]);
   else put_passes(&r, f->passes);
   if (n == 1)
-    return err_set(err, PIPER_EUSER, "filter %s matches nothing; no node has %s", what, removed);
-  return err_set(err, PIPER_EUSER, "filter %s matches nothing; %llu node%s %s, but none of them %s",
-                 what, (unsigned long long)before, before == 1 ? " has" : "s have", kept, removed);
+    return err_set(err, PIPER_EUSER, "filter %s matches nothing; no node has %s%s", what, removed,
+                   n > f->n_terms ? pass_hint(f->passes) : "");
+  return err_set(err, PIPER_EUSER,
+                 "filter %s matches nothing; %llu node%s %s, but none of them %s%s", what,
+                 (unsigned long long)before, before == 1 ? " has" : "s have", kept, removed,
+                 n > f->n_terms ? pass_hint(f->passes) : "");
 }
 
 PiperStatus filter_nodes(const FilterIndex *x, const Filter *f, U32Vec *out, PiperErr *err) {

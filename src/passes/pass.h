@@ -37,6 +37,10 @@ typedef struct BucketUses {
  * as are orders of nothing else. Shares what it can with 's'. Out of memory only. */
 PiperStatus strategy_forward(const Strategy *s, Arena *arena, Strategy *out, PiperErr *err);
 
+/* Each schedule (a list with a split and orders) is for as many stages as the model has
+ * (schedule_stages.c). */
+PiperStatus schedule_stages(const Graph *g, const Strategy *s, PiperErr *err);
+
 /* The nodes that keep buckets the same on their holders (pass_reduce.c). False: out of memory. */
 bool add_bucket_nodes(Dag *d, const BucketUses *uses, bool clip);
 

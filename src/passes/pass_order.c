@@ -64,14 +64,21 @@ static bool same_member(const Dag *d, uint32_t a, uint32_t b) {
 
 /* ---- which nodes ----------------------------------------------------------------------------- */
 
-/* Node n is named before, and again in group g of directive x. */
-static PiperStatus named_again(const Orderer *w, const Directive *x, uint32_t g, uint32_t n,
-                               PiperErr *err) {
+/* Node n is named before, and again by member m of group g of directive x, which matches several
+ * nodes ('wide') or this one. */
+static PiperStatus named_again(const Orderer *w, const Directive *x, uint32_t g, uint32_t m,
+                               bool wide, uint32_t n, PiperErr *err) {
   const Dag *d = w->d;
   const Directive *y = directive_of(w, &w->orders.at[d->order_of[n] - 1]);
   const uint32_t h = d->group[n] - 1;
-  char where[TEXT], label[TEXT], first[TEXT] = "";
-  order_where(x, g, where, sizeof where);
+  char where[2 * TEXT], label[TEXT], first[TEXT] = "";
+  order_where(x, g, where, TEXT);
+  if (wide) { /* what the filter says, since it names more than its writer thought */
+    char filter[TEXT];
+    filter_text(&x->groups[g].members[m], filter, sizeof filter);
+    const size_t at = strlen(where);
+    snprintf(where + at, sizeof where - at, "filter %s matches ", filter);
+  }
   dag_label(d, (NodeId){n}, label, sizeof label);
   if (x == y && g == h) return directive_fail(err, x, "%s%s twice in one group", where, label);
   if (y->schedule == 0) snprintf(first, sizeof first, "in group %u", h + 1);
@@ -79,12 +86,92 @@ static PiperStatus named_again(const Orderer *w, const Directive *x, uint32_t g,
     snprintf(first, sizeof first, "in column %u", h + 1);
   else snprintf(first, sizeof first, "on rank %u, in column %u", y->rank_in_schedule, h + 1);
   if (x == y || (x->schedule == y->schedule && x->schedule != 0))
-    return directive_fail(err, x, "%s%s again (first %s)", where, label, first);
-  return directive_fail(err, x, "%s%s again (first %s of the order at %s)", where, label, first,
-                        y->line);
+    return directive_fail(err, x, "%s%s again (first %s): an action runs once", where, label,
+                          first);
+  return directive_fail(err, x, "%s%s again (first %s of the order at %s): an action runs once",
+                        where, label, first, y->line);
 }
 
-static PiperStatus add_member(Orderer *w, uint32_t order, uint32_t g, uint32_t m,
+/* The place directive that matches node n: "PP = 3" is on its devices since that one says so. */
+static PiperStatus place_line(const Orderer *w, const FilterIndex *index, uint32_t n, char *buf,
+                              size_t size, PiperErr *err) {
+  U32Vec nodes = {0};
+  PiperStatus st = PIPER_OK;
+  buf[0] = '\0';
+  for (uint32_t i = 0; st == PIPER_OK && buf[0] == '\0' && i < w->s->n; i++) {
+    if (w->s->at[i].kind != DIRECTIVE_PLACE) continue;
+    st = directive_nodes(index, &w->s->at[i], &nodes, err);
+    for (size_t k = 0; k < nodes.n; k++)
+      if (nodes.at[k] == n) snprintf(buf, size, " (%s)", w->s->at[i].line);
+  }
+  vec_free(&nodes);
+  return st;
+}
+
+/* Some other order names the chunk of node n too: its microbatches belong to several ranks. What is
+ * wrong with those orders is not told here. */
+static bool in_another_order(const Orderer *w, const FilterIndex *index, const Directive *x,
+                             uint32_t n) {
+  U32Vec nodes = {0};
+  bool found = false;
+  for (uint32_t i = 0; i < w->s->n; i++) {
+    const Directive *y = &w->s->at[i];
+    if (y == x || y->kind != DIRECTIVE_ORDER) continue;
+    for (uint32_t g = 0; g < y->n_groups && !found; g++)
+      for (uint32_t m = 0; m < y->groups[g].n_members && !found; m++) {
+        PiperErr ignored;
+        ignored.code = PIPER_OK;
+        if (member_nodes(index, y, g, m, &nodes, &ignored) != PIPER_OK) continue;
+        for (size_t k = 0; k < nodes.n; k++) found = found || w->d->chunk[nodes.at[k]] == w->d->chunk[n];
+      }
+  }
+  vec_free(&nodes);
+  return found;
+}
+
+/* What a place directive has to match so that node n goes along: "PP = 3", or, where 'alone',
+ * "PP = 3, MB = 2". */
+static void place_filter(const Dag *d, uint32_t n, bool alone, char *buf, size_t size) {
+  const uint32_t first = d->tags_first.at[d->tags[n]], end = d->tags_first.at[d->tags[n] + 1];
+  const Chunk *chunk = graph_chunk(d->graph, (ChunkId){d->chunk[n]});
+  const Graph *g = d->graph;
+  size_t at = 0;
+  buf[0] = '\0';
+  for (uint32_t i = first; i < end; i++) {
+    const char *tag = intern_text(d->names, d->tags_at.at[i].tag);
+    bool scope = false;
+    for (uint32_t k = g->scope_first.at[chunk->scope]; k < g->scope_first.at[chunk->scope + 1]; k++)
+      scope = scope || strcmp(graph_name(g, g->scope_tags.at[k].tag), tag) == 0;
+    if (!scope && !alone) continue;
+    const int wrote = snprintf(buf + at, size - at, "%s%s = %d", at > 0 ? ", " : "", tag,
+                               d->tags_at.at[i].index);
+    if (wrote > 0) at += (size_t)wrote < size - at ? (size_t)wrote : size - at - 1;
+  }
+}
+
+/* Node n is elsewhere than the first node of its order: says which has to sit where. */
+static PiperStatus other_devices(const Orderer *w, const FilterIndex *index, const Order *o,
+                                 uint32_t g, uint32_t n, PiperErr *err) {
+  const Dag *d = w->d;
+  const Directive *x = directive_of(w, o);
+  const uint32_t first = w->nodes.at[w->groups.at[o->group_first].first];
+  char a[TEXT], b[TEXT], here[TEXT], there[TEXT], where[TEXT], filter[TEXT], by[TEXT], first_by[TEXT];
+  TRY(place_line(w, index, n, by, sizeof by, err));
+  TRY(place_line(w, index, first, first_by, sizeof first_by, err));
+  dag_label(d, (NodeId){first}, a, sizeof a);
+  dag_label(d, (NodeId){n}, b, sizeof b);
+  devices_text(d, d->devs[first], here, sizeof here);
+  devices_text(d, d->devs[n], there, sizeof there);
+  order_where(x, g, where, sizeof where);
+  place_filter(d, n, in_another_order(w, index, x, n), filter, sizeof filter);
+  return directive_fail(err, x,
+                        "%s%s is on %s%s, %s on %s%s: one order is for one device set, so place "
+                        "%s on %s too",
+                        where, b, there, by, a, here, first_by,
+                        filter[0] != '\0' ? filter : "what is outside every scope", here);
+}
+
+static PiperStatus add_member(Orderer *w, const FilterIndex *index, uint32_t order, uint32_t g, uint32_t m,
                               const U32Vec *matched, PiperErr *err) {
   Dag *d = w->d;
   Order *o = &w->orders.at[order];
@@ -92,21 +179,9 @@ static PiperStatus add_member(Orderer *w, uint32_t order, uint32_t g, uint32_t m
   if (!vec_reserve(&w->nodes, matched->n)) return err_nomem(err, "order");
   for (size_t k = 0; k < matched->n; k++) {
     const uint32_t n = matched->at[k];
-    if (d->order_of[n] != 0) return named_again(w, x, g, n, err);
+    if (d->order_of[n] != 0) return named_again(w, x, g, m, matched->n > 1, n, err);
     if (o->devs == 0) o->devs = d->devs[n];
-    if (o->devs != d->devs[n]) {
-      char a[TEXT], b[TEXT], here[TEXT], there[TEXT], where[TEXT];
-      const uint32_t first = w->nodes.at[w->groups.at[o->group_first].first];
-      dag_label(d, (NodeId){first}, a, sizeof a);
-      dag_label(d, (NodeId){n}, b, sizeof b);
-      devices_text(d, d->devs[first], here, sizeof here);
-      devices_text(d, d->devs[n], there, sizeof there);
-      order_where(x, g, where, sizeof where);
-      return directive_fail(err, x,
-                            "%s%s is on %s, %s on %s: one order is for one device set, "
-                            "so place %s on %s too",
-                            where, b, there, a, here, b, here);
-    }
+    if (o->devs != d->devs[n]) return other_devices(w, index, o, g, n, err);
     d->order_of[n] = order + 1;
     d->group[n] = g + 1;
     d->member[n] = m;
@@ -130,7 +205,7 @@ static PiperStatus resolve(Orderer *w, PiperErr *err) {
       if (!vec_push(&w->groups, ((Group){first, first}))) goto nomem;
       for (uint32_t m = 0; m < x->groups[g].n_members; m++) {
         st = member_nodes(index, x, g, m, &matched, err);
-        if (st == PIPER_OK) st = add_member(w, order, g, m, &matched, err);
+        if (st == PIPER_OK) st = add_member(w, index, order, g, m, &matched, err);
         if (st != PIPER_OK) goto done;
         if (matched.n > 1) w->wide_member = true;
       }
@@ -189,7 +264,9 @@ static PiperStatus check_complete(Orderer *w, PiperErr *err) {
     const Directive *x = directive_of(w, order_missing(w, schedule, n, first));
     char label[TEXT];
     dag_label(d, (NodeId){n}, label, sizeof label);
-    st = directive_fail(err, x, "rank %u: %s is missing", x->rank_in_schedule, label);
+    st = directive_fail(err, x,
+                        "rank %u: %s is missing: a schedule names each action of its stages once",
+                        x->rank_in_schedule, label);
   }
   free(is_schedule);
   free(named);
@@ -471,15 +548,52 @@ static PiperStatus add_edges(Orderer *w, PiperErr *err) {
 
 /* ---- all of it ------------------------------------------------------------------------------- */
 
-static PiperStatus check_acyclic(const Dag *d, PiperErr *err) {
+/* An action that its own order puts before what it needs, at its place; of several the first one.
+ * Cycles through several orders are left to check_acyclic. */
+static uint32_t first_too_early(const Orderer *w, uint32_t *needs) {
+  const Dag *d = w->d;
+  uint32_t found = 0;
+  for (size_t i = 1; i < d->edges.n; i++) {
+    const Edge *e = &d->edges.at[i];
+    const uint32_t u = e->src, v = e->dst;
+    if (e->kind != EDGE_DATA || d->order_of[v] == 0 || d->order_of[u] != d->order_of[v] ||
+        d->group[u] <= d->group[v])
+      continue;
+    if (found != 0 && (d->order_of[found] < d->order_of[v] ||
+                       (d->order_of[found] == d->order_of[v] && d->group[found] <= d->group[v])))
+      continue;
+    found = v;
+    *needs = u;
+  }
+  return found;
+}
+
+/* What contradicts the data flow prints the cycle; where one order does so by itself, its rank and
+ * column, or group, go before. */
+static PiperStatus check_acyclic(const Orderer *w, PiperErr *err) {
+  const Dag *d = w->d;
   Adjacency a;
-  uint32_t n;
+  uint32_t n, needs = 0;
+  PiperErr found;
+  found.code = PIPER_OK;
   TRY(adjacency_new(d, &a, err));
   uint32_t *topo = malloc(d->n * sizeof *topo);
-  const PiperStatus st = topo == NULL ? err_nomem(err, "order") : topo_order(d, &a, topo, &n, err);
+  const PiperStatus st = topo == NULL ? err_nomem(err, "order") : topo_order(d, &a, topo, &n, &found);
   free(topo);
   adjacency_free(&a);
-  return st;
+  if (st == PIPER_OK || topo == NULL) return st;
+  const uint32_t early = st == PIPER_EUSER ? first_too_early(w, &needs) : 0;
+  if (early == 0) return err_set(err, st, "%s", found.text);
+  const Directive *x = directive_of(w, &w->orders.at[d->order_of[early] - 1]);
+  char where[TEXT], label[TEXT], need[TEXT];
+  order_where(x, d->group[early] - 1, where, sizeof where);
+  dag_label(d, (NodeId){early}, label, sizeof label);
+  dag_label(d, (NodeId){needs}, need, sizeof need);
+  return directive_fail(err, x,
+                        "%s%s is ordered before %s (%s %u), but has to wait for it: %s -> %s -> "
+                        "(order, %s) %s",
+                        where, label, need, x->schedule != 0 ? "column" : "group", d->group[needs],
+                        need, label, x->line, need);
 }
 
 PiperStatus pass_order(Dag *d, const Strategy *s, const PassOptions *opt, PiperErr *err) {
@@ -492,7 +606,7 @@ PiperStatus pass_order(Dag *d, const Strategy *s, const PassOptions *opt, PiperE
   if (st == PIPER_OK) st = add_edges(&w, err);
   if (st == PIPER_OK && w.again != NULL && !wait_for_gradients(d, w.again))
     st = err_nomem(err, "order");
-  if (st == PIPER_OK && w.orders.n > 0) st = check_acyclic(d, err);
+  if (st == PIPER_OK && w.orders.n > 0) st = check_acyclic(&w, err);
   vec_free(&w.orders);
   vec_free(&w.groups);
   vec_free(&w.nodes);

@@ -63,6 +63,12 @@ static PiperStatus place_one(Placer *p, const FilterIndex *index, uint32_t i, U3
   return PIPER_OK;
 }
 
+/* Of a chunk outside every scope. */
+static bool is_outside(const Dag *d, ChunkId c) {
+  const uint32_t scope = graph_chunk(d->graph, c)->scope;
+  return d->graph->scope_first.at[scope] == d->graph->scope_first.at[scope + 1];
+}
+
 /* Every node placed, and its samples divide over its devices. */
 static PiperStatus check_nodes(const Placer *p, const Directive *first_place, PiperErr *err) {
   const Dag *d = p->d;
@@ -73,8 +79,11 @@ static PiperStatus check_nodes(const Placer *p, const Directive *first_place, Pi
       chunk_text(d, (ChunkId){d->chunk[n]}, chunk, sizeof chunk);
       return directive_fail(err, first_place,
                             "%s is on no device: no place directive matches %s "
-                            "of the %s",
-                            label, PASS_NAME[d->pass[n]], chunk);
+                            "of the %s; where there is a place directive, each node needs one%s",
+                            label, PASS_NAME[d->pass[n]], chunk,
+                            is_outside(d, (ChunkId){d->chunk[n]})
+                                ? " (a filter { PP = false } matches what is outside of stages)"
+                                : "");
     }
     const int64_t samples = d->hi[n] - d->lo[n];
     const uint32_t size = devsets_size(d->devsets, d->devs[n]);

@@ -17,6 +17,7 @@
  * matches all of it, or is one of experts that a shard directive spreads: each of these is held, and
  * reduced, by the devices that have its part; one that merely has microbatches on different single devices is joined without
  * being asked. What a directive says of a parameter, those of all its uses have to say. */
+#include "base/bytes.h"
 #include "ir/bucket.h"
 #include "ir/grad_flow.h"
 #include "passes/pass.h"
@@ -147,14 +148,16 @@ static PiperStatus check_same(const Directive *x, const Directive *y, const char
       return directive_fail(err, x, "the %s is %s on \"%s\" here and on \"%s\" at %s", chunk,
                             streams[i][0], streams[i][1], streams[i][2], y->line);
   if (x->bucket_bytes != y->bucket_bytes)
-    return directive_fail(err, x, "the %s has buckets of %lld bytes here and of %lld at %s", chunk,
-                          (long long)x->bucket_bytes, (long long)y->bucket_bytes, y->line);
+    return directive_fail(err, x, "the %s has buckets of %s here and of %s at %s", chunk,
+                          bytes_text((uint64_t)x->bucket_bytes).text,
+                          bytes_text((uint64_t)y->bucket_bytes).text, y->line);
   if (x->prefetch != y->prefetch)
     return directive_fail(err, x, "the %s has prefetch = %u here and %u at %s", chunk, x->prefetch,
                           y->prefetch, y->line);
   if (x->keep_bytes != y->keep_bytes)
-    return directive_fail(err, x, "the %s keeps %lld bytes here and %lld at %s", chunk,
-                          (long long)x->keep_bytes, (long long)y->keep_bytes, y->line);
+    return directive_fail(err, x, "the %s has keep = %s here and %s at %s", chunk,
+                          bytes_text((uint64_t)x->keep_bytes).text,
+                          bytes_text((uint64_t)y->keep_bytes).text, y->line);
   return check_same_flags(x, y, chunk, err);
 }
 
@@ -190,7 +193,8 @@ static PiperStatus replicate_chunk(Replicator *w, uint32_t i, uint32_t c, uint32
   if (want != got) {
     devices_text(d, info->holders, a, sizeof a);
     devices_text(d, devs, b, sizeof b);
-    return directive_fail(err, x, "the %s is placed on %s, but replicated over %s", chunk, a, b);
+    return directive_fail(err, x, "the %s is placed on %s, but replicated over %s: give both "
+                                  "directives the same devices", chunk, a, b);
   }
   if (info->replicate != 0) return check_same(x, &w->s->at[info->replicate - 1], chunk, err);
   info->replicate = i + 1;

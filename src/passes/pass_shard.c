@@ -98,8 +98,9 @@ static PiperStatus mark_node(Sharder *w, uint32_t i, uint32_t n, uint32_t stream
     const Directive *y = &w->s->at[w->by[n] - 1];
     chunk_text(d, (ChunkId){d->chunk[n]}, chunk, sizeof chunk);
     if (x->group_size != y->group_size)
-      return directive_fail(err, x, "the %s is spread over %u devices here and over %u at %s",
-                            chunk, x->group_size, y->group_size, y->line);
+      return directive_fail(err, x, "the %s is spread over %u device%s here and over %u at %s",
+                            chunk, x->group_size, x->group_size == 1 ? "" : "s", y->group_size,
+                            y->line);
     if (w->stream[n] != stream)
       return directive_fail(err, x, "the %s exchanges tokens on \"%s\" here and on \"%s\" at %s",
                             chunk, stream_of(x), stream_of(y), y->line);
@@ -142,8 +143,9 @@ static PiperStatus check_chunks(const Sharder *w, PiperErr *err) {
                           "microbatches of a chunk are spread, or none",
                           chunk, a);
     else
-      st = directive_fail(err, x, "%s of the %s is spread over %u devices, %s over %u (%s)", b,
-                          chunk, d->parts[n], a, d->parts[f], w->s->at[w->by[f] - 1].line);
+      st = directive_fail(err, x, "%s of the %s is spread over %u device%s, %s over %u (%s)", b,
+                          chunk, d->parts[n], d->parts[n] == 1 ? "" : "s", a, d->parts[f],
+                          w->s->at[w->by[f] - 1].line);
   }
   for (uint32_t c = 1; st == PIPER_OK && c <= graph_n_chunks(d->graph); c++) {
     const Chunk *chunk = graph_chunk(d->graph, (ChunkId){c});

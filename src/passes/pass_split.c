@@ -19,6 +19,7 @@
  * directives may split one end each. */
 #include "passes/pass.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -61,6 +62,21 @@ static const char *first_split_by(const Splitter *w, const Directive *x) {
   return y->line;
 }
 
+/* Says which numbers near x's would do. */
+static PiperStatus no_division(const Directive *x, int64_t samples, bool microbatch, PiperErr *err) {
+  int64_t below = x->num_microbatches < samples ? x->num_microbatches : samples, above = below;
+  while (samples % below != 0) below--;
+  while (above < samples && samples % above != 0) above++;
+  char fits[64];
+  if (above > below)
+    snprintf(fits, sizeof fits, "%lld or %lld", (long long)below, (long long)above);
+  else snprintf(fits, sizeof fits, "at most %lld", (long long)below);
+  return directive_fail(err, x, "%lld sample%s%s do%s not divide into %lld microbatches, but into %s",
+                        (long long)samples, samples == 1 ? "" : "s",
+                        microbatch ? " of a microbatch" : "", samples == 1 ? "es" : "",
+                        (long long)x->num_microbatches, fits);
+}
+
 /* Copies 1 .. M-1 of the matched nodes, and the parts of all. */
 static PiperStatus copy_nodes(Splitter *w, const Directive *x, PiperErr *err) {
   Dag *d = w->d;
@@ -76,9 +92,7 @@ static PiperStatus copy_nodes(Splitter *w, const Directive *x, PiperErr *err) {
       return directive_fail(err, x, "dim_name \"%s\" was given to the split at %s; choose another",
                             x->dim_name, first_split_by(w, x));
     if ((hi - lo) % m != 0)
-      return directive_fail(err, x, "%lld samples%s do not divide into %lld microbatches",
-                            (long long)(hi - lo), hi - lo < d->batch ? " of a microbatch" : "",
-                            (long long)m);
+      return no_division(x, hi - lo, hi - lo < d->batch, err);
   }
   if ((uint64_t)m > MAX_NODES || w->matched.n * (uint64_t)(m - 1) + d->n > MAX_NODES)
     return directive_fail(err, x,

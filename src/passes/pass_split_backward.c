@@ -12,11 +12,32 @@
 #include "passes/pass.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* By node, how orders name it: 1 + index of the directive; 0: none does. */
 typedef struct Named {
   uint32_t *bi, *bw, *b;
 } Named;
+
+/* Where order x names node n as 'pass': "rank 1, column 5: ". */
+static PiperStatus where_named(const FilterIndex *index, const Directive *x, uint32_t n, Pass pass,
+                               char *buf, size_t size, PiperErr *err) {
+  U32Vec nodes = {0};
+  PiperStatus st = PIPER_OK;
+  buf[0] = '\0';
+  for (uint32_t g = 0; st == PIPER_OK && buf[0] == '\0' && g < x->n_groups; g++)
+    for (uint32_t m = 0; st == PIPER_OK && m < x->groups[g].n_members; m++) {
+      Filter on_b = x->groups[g].members[m];
+      if ((on_b.passes >> pass & 1) == 0) continue;
+      on_b.passes = 1u << PASS_B;
+      nodes.n = 0;
+      st = filter_nodes(index, &on_b, &nodes, err);
+      for (size_t k = 0; k < nodes.n; k++)
+        if (nodes.at[k] == n) order_where(x, g, buf, size);
+    }
+  vec_free(&nodes);
+  return st;
+}
 
 static PiperStatus mark(const FilterIndex *index, const Directive *order, uint32_t by, Pass pass,
                         uint32_t *named, U32Vec *nodes, PiperErr *err) {
@@ -39,24 +60,32 @@ static PiperStatus mark(const FilterIndex *index, const Directive *order, uint32
 }
 
 /* Each node named BI in an order is named BW in the same one, and B in none. */
-static PiperStatus check(const Dag *d, const Strategy *s, const Named *named, PiperErr *err) {
+static PiperStatus check(const Dag *d, const FilterIndex *index, const Strategy *s,
+                         const Named *named, PiperErr *err) {
   for (uint32_t i = 1; i < d->n; i++) {
     const uint32_t bi = named->bi[i], bw = named->bw[i], b = named->b[i];
     if (bi == bw && (bi == 0 || b == 0)) continue;
-    char label[TEXT];
+    char label[TEXT], where[TEXT], other[TEXT];
     dag_label(d, (NodeId){i}, label, sizeof label);
-    if (bi != bw) {
-      const bool has_bi = bi != 0 && (bw == 0 || bi < bw);
-      return directive_fail(err, &s->at[(has_bi ? bi : bw) - 1],
-                            "%s without %s: %s is named as %s, so the same order has to name it as "
-                            "%s too",
-                            has_bi ? "BI" : "BW", has_bi ? "BW" : "BI", label, has_bi ? "BI" : "BW",
-                            has_bi ? "BW" : "BI");
+    if (b != 0) {
+      const Directive *x = &s->at[b - 1], *y = &s->at[(bi != 0 ? bi : bw) - 1];
+      TRY(where_named(index, x, i, PASS_B, where, sizeof where, err));
+      TRY(where_named(index, y, i, bi != 0 ? PASS_BI : PASS_BW, other, sizeof other, err));
+      if (other[0] != '\0') other[strlen(other) - strlen(": ")] = '\0';
+      return directive_fail(err, x,
+                            "%s%s is named as B here, and as %s in the order at %s (%s): its "
+                            "backward pass is either one or split",
+                            where, label, bi == 0 ? "BW" : bw == 0 ? "BI" : "BI and BW", y->line,
+                            other);
     }
-    return directive_fail(err, &s->at[b - 1],
-                          "%s is named as B here, and as BI and BW at %s: its "
-                          "backward pass is either one or split",
-                          label, s->at[bi - 1].line);
+    const bool has_bi = bi != 0 && (bw == 0 || bi < bw);
+    const Directive *x = &s->at[(has_bi ? bi : bw) - 1];
+    TRY(where_named(index, x, i, has_bi ? PASS_BI : PASS_BW, where, sizeof where, err));
+    return directive_fail(err, x,
+                          "%s%s without %s: %s is named as %s, so the same order has to name it as "
+                          "%s too, anywhere %s",
+                          where, has_bi ? "BI" : "BW", has_bi ? "BW" : "BI", label,
+                          has_bi ? "BI" : "BW", has_bi ? "BW" : "BI", has_bi ? "after" : "before");
   }
   return PIPER_OK;
 }
@@ -117,8 +146,8 @@ PiperStatus pass_split_backward(Dag *d, const Strategy *s, const PassOptions *op
     if (st == PIPER_OK) st = mark(index, x, i + 1, PASS_BW, named.bw, &nodes, err);
     if (st == PIPER_OK) st = mark(index, x, i + 1, PASS_B, named.b, &nodes, err);
   }
+  if (st == PIPER_OK) st = check(d, index, s, &named, err);
   filter_index_free(index);
-  if (st == PIPER_OK) st = check(d, s, &named, err);
   if (st == PIPER_OK && !split_nodes(d, named.bi, bw_of)) st = err_nomem(err, "split_backward");
   free(block);
   vec_free(&nodes);

@@ -73,6 +73,7 @@ PiperStatus passes_run(const Graph *g, int64_t batch, const Strategy *s, const P
   if (batch < 1)
     return err_set(err, PIPER_EUSER, "batch is %lld; it has to be at least 1", (long long)batch);
   TRY(check_dump_name(opt->dump_after, err));
+  if (!opt->forward_only) TRY(schedule_stages(g, s, err)); /* training has said it */
   Arena *scratch = opt->forward_only ? arena_new() : NULL;
   Strategy forward;
   Dag *d = dag_new(g, batch);

@@ -1,5 +1,6 @@
 #include "plan/plan_text.h"
 
+#include "base/bytes.h"
 #include "plan/plan_comm.h"
 
 #include <stdio.h>
@@ -338,33 +339,31 @@ static bool put_head(const Plan *p, Text *t) {
   return put(t, "\n");
 }
 
-static double mib(uint64_t bytes) { return (double)bytes / (1 << 20); }
-
 static bool put_memory(const Plan *p, Text *t) {
-  bool held = put(t, "\nmemory of each rank at its peak, MiB\n%-6s", "rank");
+  bool held = put(t, "\nmemory of each rank at its peak\n%-6s", "rank");
   for (int c = 0; c < MEM_COUNT; c++) held = held && put(t, "%13s", MEM_NAME[c]);
   held = held && put(t, "%13s\n", "peak");
   for (uint32_t r = 0; held && r < p->n_ranks; r++) {
     held = put(t, "%-6d", p->ranks[r].rank);
     for (int c = 0; held && c < MEM_COUNT; c++)
-      held = put(t, "%13.3f", mib(p->ranks[r].at_peak[c]));
-    held = held && put(t, "%13.3f\n", mib(p->ranks[r].arena_bytes));
+      held = put(t, "%13s", bytes_text(p->ranks[r].at_peak[c]).text);
+    held = held && put(t, "%13s\n", bytes_text(p->ranks[r].arena_bytes).text);
   }
   return held;
 }
 
 static bool put_traffic(const Plan *p, Text *t) {
   bool held = put(t, "\na step of each rank\n%-6s%9s%13s%9s%13s%13s%13s%11s%9s\n", "rank", "sends",
-                  "MiB", "recvs", "MiB", "collectives", "MiB", "runs", "busy");
+                  "bytes", "recvs", "bytes", "collectives", "bytes", "runs", "busy");
   for (uint32_t r = 0; held && r < p->n_ranks; r++) {
     const Traffic x = traffic_of(&p->ranks[r]);
     uint64_t calls = 0, bytes = 0;
     for (int k = INSTR_ALL_REDUCE; k < INSTR_KIND_COUNT; k++)
       calls += x.calls[k], bytes += x.bytes[k];
-    held = put(t, "%-6d%9llu%13.3f%9llu%13.3f%13llu%13.3f%11llu", p->ranks[r].rank,
-               (unsigned long long)x.calls[INSTR_SEND], mib(x.bytes[INSTR_SEND]),
-               (unsigned long long)x.calls[INSTR_RECV], mib(x.bytes[INSTR_RECV]),
-               (unsigned long long)calls, mib(bytes), (unsigned long long)x.calls[INSTR_RUN]);
+    held = put(t, "%-6d%9llu%13s%9llu%13s%13llu%13s%11llu", p->ranks[r].rank,
+               (unsigned long long)x.calls[INSTR_SEND], bytes_text(x.bytes[INSTR_SEND]).text,
+               (unsigned long long)x.calls[INSTR_RECV], bytes_text(x.bytes[INSTR_RECV]).text,
+               (unsigned long long)calls, bytes_text(bytes).text, (unsigned long long)x.calls[INSTR_RUN]);
     if (p->busy_seconds != NULL && p->predicted_seconds > 0)
       held = held && put(t, "%8.1f%%", 100 * p->busy_seconds[r] / p->predicted_seconds);
     else held = held && put(t, "%9s", "-");
@@ -388,7 +387,7 @@ static bool put_communication(const Plan *p, Text *t) {
   bool held = plan_communication(p, &rows, NULL) == PIPER_OK;
   if (held && rows.n > 0)
     held = put(t, "\ncommunication of a step\n%-16s%-12s%-24s%9s%9s%13s\n", "kind", "what",
-               "stream", "buckets", "calls", "MiB");
+               "stream", "buckets", "calls", "bytes");
   for (size_t k = 0; held && k < rows.n; k++) {
     const CommRow *first = &rows.at[k];
     uint64_t calls = 0, bytes = 0;
@@ -407,7 +406,7 @@ static bool put_communication(const Plan *p, Text *t) {
                COMM_WHAT_NAME[first->what], stream_length(first), first->stream);
     if (first->bucket != 0) held = held && put(t, "%9u", buckets);
     else held = held && put(t, "%9s", "-");
-    held = held && put(t, "%9llu%13.3f\n", (unsigned long long)calls, mib(bytes));
+    held = held && put(t, "%9llu%13s\n", (unsigned long long)calls, bytes_text(bytes).text);
   }
   vec_free(&rows);
   return held;

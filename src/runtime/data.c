@@ -1,5 +1,6 @@
 #include "runtime/data.h"
 
+#include "base/bytes.h"
 #include "base/interrupt.h"
 #include "base/rng.h"
 #include "base/vec.h"
@@ -58,8 +59,8 @@ void data_free(DataSource *d) {
 
 static PiperStatus too_long(const char *path, int64_t limit, PiperErr *err) {
   return err_set(err, PIPER_EUSER,
-                 "data.text: with \"%s\" the text is longer than %lld MiB, half of the memory available",
-                 path, (long long)(limit >> 20));
+                 "data.text: with \"%s\" the text is longer than %s, half of the memory available",
+                 path, bytes_text((uint64_t)limit).text);
 }
 
 static PiperStatus append_file(DataSource *d, const char *path, int64_t limit, PiperErr *err) {

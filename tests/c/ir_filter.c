@@ -107,10 +107,11 @@ static void selection(const Graph *g) {
         "tag \"dp_stream\"; the tags are MB, PP");
   fails(x, FILTER(BIT(BI), INDEX("MB", 0), INDEX("PP", 1)),
         "filter { MB = 0, PASS = \"BI\", PP = 1 } "
-        "matches nothing; 2 nodes have MB = 0 and PP = 1, but none of them PASS = \"BI\"");
+        "matches nothing; 2 nodes have MB = 0 and PP = 1, but none of them PASS = "
+        "\"BI\" (an order that names BI and BW makes them)");
   fails(x, &(Filter){.passes = BIT(BI) | BIT(BW)},
         "filter { PASS = { \"BI\", \"BW\" } } matches "
-        "nothing; no node has PASS = { \"BI\", \"BW\" }");
+        "nothing; no node has PASS = { \"BI\", \"BW\" } (an order that names BI and BW makes them)");
   fails(x, FILTER(0, NONE("MB")), "filter { MB = false } matches nothing; no node has MB = false");
   filter_index_free(x);
 

@@ -198,14 +198,14 @@ static void errors(void) {
   strategy_split(&t, "", "MB", 3);
   strategy_order(&t, "PASS=B;PASS=F");
   passes_fail(g, 6, &t,
-              "t.lua:2: order: 0B0 is ordered before 0F0, but has to wait for it: 0F0 -> 0B0 "
+              "t.lua:2: order: group 1: 0B0 is ordered before 0F0 (group 2), but has to wait for it: 0F0 -> 0B0 "
               "-> (order, t.lua:2) 0F0");
   strategy_place(&t, "PP=0", "0");
   strategy_place(&t, "PP=1", "1");
   strategy_order(&t, "PP=0 PASS=F;PP=1 PASS=F");
   passes_fail(g, 4, &t,
-              "t.lua:3: order: group 2: 1F0 is on device 1, 0F0 on device 0: one order is for "
-              "one device set, so place 1F0 on device 0 too");
+              "t.lua:3: order: group 2: 1F0 is on device 1 (t.lua:2), 0F0 on device 0 (t.lua:1): "
+              "one order is for one device set, so place PP = 1 on device 0 too");
   strategy_order(&t, "PP=0 PASS=F;PP=3 PASS=F");
   passes_fail(g, 4, &t,
               "t.lua:1: order: group 2: filter { PASS = \"F\", PP = 3 } matches nothing; PP "
@@ -215,14 +215,17 @@ static void errors(void) {
   edges_are(g, 4, &t, "0F0>0I0, 0I0>0W0, 1F0>1B0", "some backward passes split, others not");
 
   strategy_order(&t, "PP=0 PASS=F;PP=1 PASS=F;PP=0,1 PASS=F");
-  passes_fail(g, 4, &t, "t.lua:1: order: group 3: 0F0 again (first in group 1)");
+  passes_fail(g, 4, &t, "t.lua:1: order: group 3: filter { PASS = \"F\", PP = { 0, 1 } } matches 0F0 again "
+              "(first in group 1): an action runs once");
   strategy_order(&t, "PP=0 PASS=F|PP=0,1 PASS=F");
-  passes_fail(g, 4, &t, "t.lua:1: order: group 1: 0F0 twice in one group");
+  passes_fail(g, 4, &t, 
+              "t.lua:1: order: group 1: filter { PASS = \"F\", PP = { 0, 1 } } matches 0F0 twice "
+              "in one group");
   strategy_order(&t, "PP=0 PASS=F;PP=1 PASS=F");
   strategy_order(&t, "PP=1 PASS=F;PP=1 PASS=B");
   passes_fail(g, 4, &t,
               "t.lua:2: order: group 1: 1F0 again (first in group 2 of the order at "
-              "t.lua:1)");
+              "t.lua:1): an action runs once");
   graph_free(g);
 }
 
@@ -231,16 +234,19 @@ static void in_schedule(Directive *x, uint32_t schedule, uint32_t rank) {
   x->rank_in_schedule = rank;
 }
 
-/* Two ranks, GPipe, two microbatches, and what replaces the groups of rank 1. */
-static void schedule_of(TestStrategy *t, const char *rank1) {
+/* Two ranks, GPipe, two microbatches, and what replaces the groups of rank 1; stage 1 is placed by that
+ * schedule, or by another directive. */
+static void schedule_placed(TestStrategy *t, const char *rank1, uint32_t placed_by) {
   in_schedule(strategy_split(t, "", "MB", 2), 7, 0);
   in_schedule(
       strategy_order(t, "PP=0 MB=0 PASS=F;PP=0 MB=1 PASS=F;PP=0 MB=0 PASS=B;PP=0 MB=1 PASS=B"), 7,
       0);
   in_schedule(strategy_order(t, rank1), 7, 1);
   in_schedule(strategy_place(t, "PP=0", "0"), 7, 0);
-  in_schedule(strategy_place(t, "PP=1", "1"), 7, 0);
+  in_schedule(strategy_place(t, "PP=1", "1"), placed_by, 0);
 }
+
+static void schedule_of(TestStrategy *t, const char *rank1) { schedule_placed(t, rank1, 7); }
 
 static void schedules(void) {
   Graph *g = model_chain(2);
@@ -248,14 +254,14 @@ static void schedules(void) {
   schedule_of(&t, "PP=1 MB=0 PASS=F;PP=1 MB=1 PASS=F;PP=1 MB=0 PASS=B;PP=1 MB=1 PASS=B");
   edges_are(g, 4, &t, "0F0>0F1, 0F1>0B0, 0B0>0B1, 1F0>1F1, 1F1>1B0, 1B0>1B1", "a schedule");
   schedule_of(&t, "PP=1 MB=0 PASS=F;PP=1 MB=1 PASS=F;PP=1 MB=0 PASS=F;PP=1 MB=1 PASS=B");
-  passes_fail(g, 4, &t, "t.lua:3: order: rank 1, column 3: 1F0 again (first in column 1)");
+  passes_fail(g, 4, &t, "t.lua:3: order: rank 1, column 3: 1F0 again (first in column 1): an action runs once");
   schedule_of(&t, "PP=1 MB=0 PASS=F;PP=1 MB=1 PASS=F;PP=1 MB=0 PASS=B;PP=0 MB=1 PASS=B");
   passes_fail(g, 4, &t,
-              "t.lua:3: order: rank 1, column 4: 0B1 again (first on rank 0, in column 4)");
+              "t.lua:3: order: rank 1, column 4: 0B1 again (first on rank 0, in column 4): an action runs once");
   schedule_of(&t, "PP=1 MB=0 PASS=F;PP=1 MB=1 PASS=F;PP=1 MB=0 PASS=B");
-  passes_fail(g, 4, &t, "t.lua:3: order: rank 1: 1B1 is missing");
+  passes_fail(g, 4, &t, "t.lua:3: order: rank 1: 1B1 is missing: a schedule names each action of its stages once");
   schedule_of(&t, "PP=1 MB=0 PASS=F;PP=1 MB=1 PASS=F|PP=1 MB=0 PASS=BI;PP=1 MB=0 PASS=BW");
-  passes_fail(g, 4, &t, "t.lua:3: order: rank 1: 1B1 is missing");
+  passes_fail(g, 4, &t, "t.lua:3: order: rank 1: 1B1 is missing: a schedule names each action of its stages once");
   schedule_of(&t, "PP=1 MB=0 PASS=F;PP=1 MB=2 PASS=F;PP=1 MB=0 PASS=B;PP=1 MB=1 PASS=B");
   passes_fail(g, 4, &t,
               "t.lua:3: order: rank 1, column 2: filter { MB = 2, PASS = \"F\", PP = 1 } "
@@ -264,9 +270,13 @@ static void schedules(void) {
   passes_fail(g, 4, &t, "t.lua:3: order: rank 1, column 2: 1F1 twice in one group");
   schedule_of(&t, "PP=1 MB=0 PASS=F;PP=1 MB=0 PASS=B;PP=1 MB=1 PASS=B;PP=1 MB=1 PASS=F");
   passes_fail(g, 4, &t,
-              "t.lua:3: order: 1B1 is ordered before 1F1, but has to wait for it: 1F1 -> 1B1 "
+              "t.lua:3: order: rank 1, column 3: 1B1 is ordered before 1F1 (column 4), but has to wait for it: 1F1 -> 1B1 "
               "-> (order, t.lua:3) 1F1");
   schedule_of(&t, "");
+  passes_fail(g, 4, &t,
+              "t.lua:1: schedule: it places stage 1, but has no order that names it: each stage is in "
+              "the order of its rank");
+  schedule_placed(&t, "", 0);
   edges_are(g, 4, &t, "0F0>0F1, 0F1>0B0, 0B0>0B1", "stages that a schedule leaves out are free");
   schedule_of(&t, "");
   strategy_order(&t, "PP=1 MB=0 PASS=F;PP=1 MB=0 PASS=B");
@@ -277,7 +287,7 @@ static void schedules(void) {
   /* Stages of two chunks; a chunk that is missing in one pass. */
   Graph *layers = model_layers();
   schedule_of(&t, "PP=1 MB=0 PASS=F;PP=1 MB=1 PASS=F;PP=1 MB=0 PASS=B;PP=1 LAYER=3 MB=1 PASS=B");
-  passes_fail(layers, 4, &t, "t.lua:3: order: rank 1: 1B1 is missing");
+  passes_fail(layers, 4, &t, "t.lua:3: order: rank 1: 1B1 is missing: a schedule names each action of its stages once");
   schedule_of(&t, "PP=1 LAYER=2 MB=0 PASS=F;PP=1 LAYER=2 MB=1 PASS=F;PP=1 LAYER=2 MB=0 PASS=B;"
                   "PP=1 LAYER=2 MB=1 PASS=B");
   edges_are(layers, 4, &t, "0F0>0F1, 0F1>0B0, 0B0>0B1, 1F0>1F1, 1F1>1B0, 1B0>1B1",
@@ -293,7 +303,7 @@ static void schedules(void) {
       strategy_order(&t, "PP=0 MB=0 PASS=F;PP=1 MB=0 PASS=F;PP=1 MB=0 PASS=B;PP=0 MB=0 PASS=B"), 1,
       0);
   in_schedule(strategy_order(&t, "PP=0 MB=1 PASS=F;PP=1 MB=1 PASS=F;PP=1 MB=1 PASS=B"), 1, 1);
-  passes_fail(g, 4, &t, "t.lua:5: order: rank 1: 0B1 is missing");
+  passes_fail(g, 4, &t, "t.lua:5: order: rank 1: 0B1 is missing: a schedule names each action of its stages once");
   graph_free(g);
 }
 

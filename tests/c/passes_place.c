@@ -145,7 +145,7 @@ static void errors(void) {
   strategy_place(&t, "PP=1", "1");
   passes_fail(g, 4, &t,
               "t.lua:1: place: 2F0 is on no device: no place directive matches F of the "
-              "chunk { PP = 2 } (m.lua:3)");
+              "chunk { PP = 2 } (m.lua:3); where there is a place directive, each node needs one");
   strategy_place(&t, "", "");
   passes_fail(g, 4, &t, "t.lua:1: place: the list of devices is empty");
   strategy_place(&t, "", "0,-1");
@@ -169,7 +169,7 @@ static void errors(void) {
   strategy_place(&t, "PP=0,1,2 PASS=F", "0");
   passes_fail(g, 4, &t,
               "t.lua:1: place: 2B0 is on no device: no place directive matches B of the "
-              "chunk { PP = 2 } (m.lua:3)");
+              "chunk { PP = 2 } (m.lua:3); where there is a place directive, each node needs one");
   strategy_place(&t, "", "0")->stream = "a";
   strategy_place(&t, "PP=1", "0")->stream = "b";
   passes_fail(g, 4, &t,

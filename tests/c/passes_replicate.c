@@ -356,11 +356,11 @@ static void errors(void) {
   strategy_replicate(&t, "", "0,2");
   passes_fail(g, 4, &t,
               "t.lua:2: replicate: the chunk { PP = 0 } (m.lua:1) is placed on devices 0-1, "
-              "but replicated over devices 0,2");
+              "but replicated over devices 0,2: give both directives the same devices");
   strategy_replicate(&t, "", "0,1");
   passes_fail(g, 4, &t,
               "t.lua:1: replicate: the chunk { PP = 0 } (m.lua:1) is placed on device 0, but "
-              "replicated over devices 0-1");
+              "replicated over devices 0-1: give both directives the same devices");
   strategy_place(&t, "", "0,1");
   strategy_replicate(&t, "PASS=B", "0,1");
   passes_fail(g, 4, &t,
@@ -382,8 +382,8 @@ static void errors(void) {
   strategy_replicate(&t, "", "0,1")->bucket_bytes = 100;
   strategy_replicate(&t, "PP=1", "0,1")->bucket_bytes = 200;
   passes_fail(g, 4, &t,
-              "t.lua:3: replicate: the chunk { PP = 1 } (m.lua:2) has buckets of 200 bytes "
-              "here and of 100 at t.lua:2");
+              "t.lua:3: replicate: the chunk { PP = 1 } (m.lua:2) has buckets of 200 B "
+              "here and of 100 B at t.lua:2");
   strategy_place(&t, "", "0,1");
   strategy_replicate(&t, "", "0,1")->zero = ZERO_OPTIMIZER;
   strategy_replicate(&t, "PP=1", "0,1");

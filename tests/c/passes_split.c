@@ -216,13 +216,13 @@ static void errors(void) {
   Graph *g = model_chain(2);
   TestStrategy t = {0};
   strategy_split(&t, "", "MB", 3);
-  passes_fail(g, 8, &t, "t.lua:1: split: 8 samples do not divide into 3 microbatches");
+  passes_fail(g, 8, &t, "t.lua:1: split: 8 samples do not divide into 3 microbatches, but into 2 or 4");
   strategy_split(&t, "", "MB", 16);
-  passes_fail(g, 8, &t, "t.lua:1: split: 8 samples do not divide into 16 microbatches");
+  passes_fail(g, 8, &t, "t.lua:1: split: 8 samples do not divide into 16 microbatches, but into at most 8");
   strategy_split(&t, "", "MB", 2);
   strategy_split(&t, "PP=1", "UB", 3);
   passes_fail(g, 8, &t,
-              "t.lua:2: split: 4 samples of a microbatch do not divide into 3 microbatches");
+              "t.lua:2: split: 4 samples of a microbatch do not divide into 3 microbatches, but into 2 or 4");
   strategy_split(&t, "", "MB", 0);
   passes_fail(g, 8, &t, "t.lua:1: split: num_microbatches is 0; it has to be at least 1");
   strategy_split(&t, "", "MB", -2);

@@ -49,22 +49,22 @@ static void errors(void) {
   TestStrategy t = {0};
   strategy_order(&t, "PP=1 PASS=BI");
   passes_fail(g, 4, &t,
-              "t.lua:1: order: BI without BW: 1B0 is named as BI, so the same order has to "
-              "name it as BW too");
+              "t.lua:1: order: group 1: BI without BW: 1B0 is named as BI, so the same order has "
+              "to name it as BW too, anywhere after");
   strategy_order(&t, "PP=1 PASS=F;PASS=BW");
   passes_fail(g, 4, &t,
-              "t.lua:1: order: BW without BI: 1B0 is named as BW, so the same order has to "
-              "name it as BI too");
+              "t.lua:1: order: group 2: BW without BI: 1B0 is named as BW, so the same order has "
+              "to name it as BI too, anywhere before");
   strategy_order(&t, "PP=1 PASS=BI");
   strategy_order(&t, "PP=1 PASS=BW");
   passes_fail(g, 4, &t,
-              "t.lua:1: order: BI without BW: 1B0 is named as BI, so the same order has to "
-              "name it as BW too");
+              "t.lua:1: order: group 1: BI without BW: 1B0 is named as BI, so the same order has "
+              "to name it as BW too, anywhere after");
   strategy_order(&t, "PP=1 PASS=F;PP=1 PASS=BI;PP=1 PASS=BW");
   strategy_order(&t, "PP=1 PASS=B");
   passes_fail(g, 4, &t,
-              "t.lua:2: order: 1B0 is named as B here, and as BI and BW at t.lua:1: its "
-              "backward pass is either one or split");
+              "t.lua:2: order: group 1: 1B0 is named as B here, and as BI and BW in the order at "
+              "t.lua:1 (group 2): its backward pass is either one or split");
   strategy_order(&t, "PP=1 PASS=F;PP=2 PASS=BI;PP=1 PASS=BW");
   passes_fail(g, 4, &t,
               "t.lua:1: order: group 2: filter { PASS = \"BI\", PP = 2 } matches nothing; PP "

@@ -71,7 +71,7 @@ fails(".*axis", TWO, function(s) s:shard { filter = { PP = 0, EP = "*" }, device
 fails(".*stream", TWO, function(s) s:shard { filter = { PP = 0, EP = "*" }, devices = { 0, 1 }, stream = 3 } end)
 
 -- Two of them.
-fails("the chunk { .* } %b() is spread over 1 devices here and over 2 at %S*moe_errors.lua:%d+", TWO, function(s)
+fails("the chunk { .* } %b() is spread over 1 device here and over 2 at %S*moe_errors.lua:%d+", TWO, function(s)
   s:shard { filter = { PP = 0, EP = "*" }, devices = { 0, 1 } }
   s:shard { filter = { PP = 0, EP = "*" }, devices = { { 0 }, { 1 } } }
 end)

@@ -73,13 +73,13 @@ tap.ok(pcall(plan.check_equivalence, plan, { steps = 2 }), "zbv on two device se
 local loop = piper.strategy():add(schedules.zbv { ranks = 2, microbatches = 3, devices = false })
 for stage = 0, 3 do loop:place { filter = { PP = stage }, devices = { stage % 2 } } end
 tap.error_matches(function() piper.compile(model(4), loop, { batch = 6 }) end,
-  "schedule_plans.lua:%d+: order: rank 0, column %d+: 3F0 is on device 1, 0F0 on device 0: .* place 3F0 on device 0 too")
+  "schedule_plans.lua:%d+: order: rank 0, column %d+: 3F0 is on device 1 .*, 0F0 on device 0 .*: .* place PP = 3 on device 0 too")
 
 -- Half a backward pass, and halves the wrong way round.
 local function refused(text, pattern)
   local halves = piper.strategy():add(schedules.parse(text))
   tap.error_matches(function() piper.compile(model(1), halves, { batch = 2 }) end, "schedule_plans.lua:%d+: order: " .. pattern)
 end
-refused("0F0 0I0", "BI without BW")
-refused("0F0 0W0 0I0", "0W0 is ordered before 0I0")
+refused("0F0 0I0", "rank 0, column 2: BI without BW")
+refused("0F0 0W0 0I0", "rank 0, column 2: 0W0 is ordered before 0I0")
 tap.done()

@@ -125,7 +125,7 @@ fails('[{"op": "' .. ("["):rep(100) .. '"}]', ':1: "op" is "%[')
 fails("{}", ": is an object; a strategy is a list")
 fails('"text"', ":1:%d+: ")
 fails("[\n3]", ":2: a directive is an object with an \"op\", not 3")
-fails('[{}, {"op": "plaec"}]', ':1: "op" is nil')
+fails('[{}, {"op": "plaec"}]', ':1: "op" is missing: it is one of')
 fails('[{"op": "plaec"}]', ':1: "op" is "plaec", not one of .*%(did you mean "place"%?%)')
 fails('[{"op": ["place"]}]', ':1: "op" is')
 for _, op in ipairs { "shard_tensor", "ring_exchange", "fuse_collectives", "mesh", "layout" } do

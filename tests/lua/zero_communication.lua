@@ -88,8 +88,8 @@ tap.is(table.concat(rows, "\n"), table.concat({
   "nil gradients transfer pp_stream/B/2>0 2-0: 2 calls, 64 bytes",
   "nil gradients transfer pp_stream/B/3>1 3-1: 2 calls, 64 bytes",
 }, "\n"), "rows: buckets first, then the rest; calls of a step and their bytes")
-tap.like(tostring(plan), "\ncommunication of a step\nkind +what +stream +buckets +calls +MiB\n"
-  .. "reduce_scatter +gradients +sums +2 +2 +0.001\nall_gather +parameters +ag_stream +2 +2 +0.001\n", "print(plan) sums them up")
+tap.like(tostring(plan), "\ncommunication of a step\nkind +what +stream +buckets +calls +bytes\n"
+  .. "reduce_scatter +gradients +sums +2 +2 +640 B\nall_gather +parameters +ag_stream +2 +2 +640 B\n", "print(plan) sums them up")
 
 -- Whole parameters go in and out, wherever their parts are.
 for _, flags in ipairs(exact.zero) do
