@@ -3,7 +3,6 @@
 #include "base/bytes.h"
 #include "base/cores.h"
 #include "ir/cost.h"
-#include "passes/pipeline.h"
 #include "plan/plan_lower.h"
 #include "plan/plan_verify.h"
 
@@ -94,6 +93,7 @@ PiperStatus compile_plan(const Graph *graph, const Strategy *strategy, const Com
       .order_rule = options->order_rule,
       .forward_only = options->trains != NULL,
       .verify = options->verify,
+      .user = options->user,
       .dump_after = options->dump_after,
       .dump_form = options->dump_form,
       .dump = dump,

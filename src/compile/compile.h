@@ -13,6 +13,7 @@ typedef struct CompileOptions {
   const Plan *trains;     /* not NULL: the plan evaluates the model with the parameters of that one, which
                              has the same strategy, dtype and batch: forward passes only. No optimizer */
   bool verify;            /* dag_verify after each pass, plan_verify at the end */
+  UserPasses user;        /* passes of the user's; {0}: none */
   const char *dump_after; /* name of a pass; NULL: none */
   DumpForm dump_form;
 } CompileOptions;

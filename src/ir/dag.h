@@ -86,7 +86,8 @@ typedef struct Bucket {
   uint32_t holders;    /* device set, after pass_place: union of the sets that use it */
   bool replicated;     /* a replicate directive matched every chunk that uses it */
   uint8_t zero;        /* ZERO_*; with one holder NONE */
-  bool per_microbatch; /* gradients are reduced after each backward, not once a step */
+  bool per_microbatch; /* gradients are reduced after each backward (or several: a pass of the user's
+                          may say so), not once a step */
   uint32_t group_first, n_groups; /* dag->bucket_groups: device sets without a rank in common */
   uint32_t reduce_stream, gather_stream; /* interned; of that directive */
   uint32_t prefetch;   /* PARAMS: gathered at most so many uses ahead */

@@ -98,37 +98,43 @@ static void put_devs(Text *t, const Dag *d, uint32_t devs) {
   }
 }
 
-static void put_tensor(Text *t, const Dag *d, uint32_t id) {
-  const Tensor *tensor = &d->tensors.at[id];
-  switch (tensor->kind) {
+void dag_tensor_text(const Dag *d, TensorId id, char *buf, size_t n) {
+  const Tensor *t = &d->tensors.at[id.i];
+  switch (t->kind) {
   case TENSOR_NONE:
-    put(t, "-");
+    snprintf(buf, n, "-");
     return;
   case TENSOR_VALUE:
-    putf(t, tensor->spread ? "v%u/e" : "v%u", tensor->value.i);
+    snprintf(buf, n, t->spread ? "v%u/e" : "v%u", t->value.i);
     return;
   case TENSOR_GRAD:
-    putf(t, tensor->spread ? "grad(v%u,%u)/e" : "grad(v%u,%u)", tensor->value.i, tensor->chunk.i);
+    snprintf(buf, n, t->spread ? "grad(v%u,%u)/e" : "grad(v%u,%u)", t->value.i, t->chunk.i);
     return;
   case TENSOR_SAVED:
-    putf(t, "saved(%u)", tensor->chunk.i);
+    snprintf(buf, n, "saved(%u)", t->chunk.i);
     return;
   case TENSOR_KEPT:
-    putf(t, "kept(%u)", tensor->chunk.i);
+    snprintf(buf, n, "kept(%u)", t->chunk.i);
     return;
   case TENSOR_BUCKET:
-    putf(t, "bucket(%u)", tensor->bucket.i);
+    snprintf(buf, n, "bucket(%u)", t->bucket.i);
     return;
   case TENSOR_PARAMS:
-    putf(t, "params(%u)", tensor->bucket.i);
+    snprintf(buf, n, "params(%u)", t->bucket.i);
     return;
   case TENSOR_METRICS:
-    put(t, "metrics");
+    snprintf(buf, n, "metrics");
     return;
   case TENSOR_COUNTS:
-    putf(t, "counts(%u)", tensor->chunk.i);
+    snprintf(buf, n, "counts(%u)", t->chunk.i);
     return;
   }
+}
+
+static void put_tensor(Text *t, const Dag *d, uint32_t id) {
+  char text[DAG_TENSOR_TEXT];
+  dag_tensor_text(d, (TensorId){id}, text, sizeof text);
+  put(t, text);
 }
 
 static int by_name(const void *a, const void *b) {

@@ -600,9 +600,17 @@ static uint32_t count_marked(const Verifier *v, uint32_t devs) {
 }
 
 static bool share_rank(Verifier *v, uint32_t a, uint32_t b) {
+  if (a == 0 || b == 0) return false;
   if (a == b) return true;
   mark_ranks(v, a);
   return count_marked(v, b) > 0;
+}
+
+/* On some rank both nodes have something to do: a TRANSFER on those of both of its sides. */
+static bool nodes_meet(Verifier *v, uint32_t a, uint32_t b) {
+  const uint32_t *devs = v->d->devs, *src = v->d->src_devs;
+  return share_rank(v, devs[a], devs[b]) || share_rank(v, src[a], devs[b]) ||
+         share_rank(v, devs[a], src[b]) || share_rank(v, src[a], src[b]);
 }
 
 bool is_subset(Verifier *v, uint32_t part, uint32_t whole) {
@@ -739,7 +747,7 @@ static PiperStatus check_placed(Verifier *v) {
     const Edge *e = &d->edges.at[i];
     if (e->src == 0) continue;
     if (e->kind == EDGE_TEMPORAL) {
-      if (!share_rank(v, d->devs[e->src], d->devs[e->dst]))
+      if (!nodes_meet(v, e->src, e->dst))
         return BROKEN(v, "%s is ordered before %s, but they share no rank", node_name(v, e->src),
                       node_name(v, e->dst));
     } else if (d->kind[e->src] == NODE_COMPUTE && d->kind[e->dst] == NODE_COMPUTE) {

@@ -199,9 +199,8 @@ static PiperStatus check_reduce(const Checker *w, uint32_t n) {
     for (uint32_t m = w->next[n]; m != 0 && !bucket->per_microbatch; m = w->next[m])
       if (d->kind[m] != NODE_ALL_GATHER && d->devs[m] == d->devs[n])
         return BROKEN(v, "%s does what %s does already", node_name(v, m), node_name(v, n));
-    if (bucket->per_microbatch && count_sources(v, n) != 1)
-      return BROKEN(v, "%s reduces %u backward passes instead of one", node_name(v, n),
-                    count_sources(v, n));
+    if (bucket->per_microbatch && count_sources(v, n) == 0)
+      return BROKEN(v, "%s reduces no backward pass", node_name(v, n));
   }
   if (d->kind[n] != (scatters ? NODE_REDUCE_SCATTER : NODE_ALL_REDUCE))
     return BROKEN(v, "%s should %s the gradients of bucket %u", node_name(v, n),

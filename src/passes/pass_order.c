@@ -436,7 +436,8 @@ static void mark_behind(Orderer *w, const Adjacency *a, uint32_t u, uint32_t v) 
   const Dag *d = w->d;
   if (d->kind[u] == NODE_TRANSFER || d->kind[u] == NODE_ALL_TO_ALL) {
     for (uint32_t k = a->in_first[u]; k < a->in_first[u + 1]; k++)
-      mark_behind(w, a, d->edges.at[a->in_edge[k]].src, v);
+      if (d->edges.at[a->in_edge[k]].kind == EDGE_DATA)
+        mark_behind(w, a, d->edges.at[a->in_edge[k]].src, v);
   } else if (same_group(d, u, v)) {
     w->has_before[v] = true;
     w->has_after[u] = true;
@@ -453,7 +454,7 @@ static PiperStatus mark_inner_edges(Orderer *w, PiperErr *err) {
   if (w->has_before == NULL || w->has_after == NULL) return err_nomem(err, "order");
   TRY(adjacency_new(d, &a, err));
   for (size_t i = 1; i < d->edges.n; i++)
-    if (d->order_of[d->edges.at[i].dst] != 0)
+    if (d->edges.at[i].kind == EDGE_DATA && d->order_of[d->edges.at[i].dst] != 0)
       mark_behind(w, &a, d->edges.at[i].src, d->edges.at[i].dst);
   adjacency_free(&a);
   return PIPER_OK;
@@ -520,7 +521,8 @@ static PiperStatus find_again(Orderer *w, PiperErr *err) {
   const Dag *d = w->d;
   for (size_t i = 1; i < d->edges.n; i++) {
     const Edge *e = &d->edges.at[i];
-    if (d->pass[e->src] != PASS_R || d->order_of[e->src] != 0 || d->pass[e->dst] == PASS_BW)
+    if (e->kind != EDGE_DATA || d->pass[e->src] != PASS_R || d->order_of[e->src] != 0 ||
+        d->pass[e->dst] == PASS_BW)
       continue;
     if (w->again == NULL && (w->again = calloc(d->n, sizeof *w->again)) == NULL)
       return err_nomem(err, "order");

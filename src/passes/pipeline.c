@@ -43,19 +43,26 @@ static const struct Row {
 };
 enum { N_PASSES = sizeof PASSES / sizeof PASSES[0] };
 
-static PiperStatus check_dump_name(const char *name, PiperErr *err) {
-  char known[128] = "";
+const char *passes_name(uint32_t i) { return i < N_PASSES ? PASSES[i].name : NULL; }
+
+static PiperStatus check_dump_name(const char *name, const UserPasses *user, PiperErr *err) {
+  char known[512] = "";
   if (name == NULL) return PIPER_OK;
-  for (int i = 0; i < N_PASSES; i++) {
-    if (strcmp(PASSES[i].name, name) == 0) return PIPER_OK;
+  const uint32_t n = N_PASSES + user->n;
+  for (uint32_t i = 0; i < n; i++) {
+    const char *pass = i < N_PASSES ? PASSES[i].name : user->at[i - N_PASSES].name;
+    if (strcmp(pass, name) == 0) return PIPER_OK;
+    if (strlen(known) + strlen(pass) + 3 > sizeof known) continue; /* not all of very many */
     if (i > 0) strcat(known, ", ");
-    strcat(known, PASSES[i].name);
+    strcat(known, pass);
   }
   return err_set(err, PIPER_EUSER, "there is no pass \"%s\" to dump after; the passes are %s", name,
                  known);
 }
 
-static PiperStatus dump(const Dag *d, const PassOptions *opt, PiperErr *err) {
+static PiperStatus dump_after(const Dag *d, const char *pass, const PassOptions *opt,
+                              PiperErr *err) {
+  if (opt->dump_after == NULL || strcmp(opt->dump_after, pass) != 0) return PIPER_OK;
   switch (opt->dump_form) {
   case DUMP_LIST:
     return dag_list(d, NULL, 0, opt->dump, err);
@@ -67,19 +74,42 @@ static PiperStatus dump(const Dag *d, const PassOptions *opt, PiperErr *err) {
   return dag_print(d, opt->dump, err);
 }
 
+/* The user's passes behind a built-in one. */
+static PiperStatus run_user(Dag *d, const Strategy *s, const char *after, unsigned stages,
+                            const PassOptions *opt, PiperErr *err) {
+  for (uint32_t i = 0; i < opt->user.n; i++) {
+    const UserPass *pass = &opt->user.at[i];
+    if (strcmp(pass->after, after) != 0) continue;
+    DagEdit *edit;
+    PiperErr found = {0};
+    TRY(dag_edit_new(d, s, stages, &edit, err));
+    PiperStatus st = opt->user.run(opt->user.context, i, edit, err);
+    dag_edit_free(edit);
+    TRY(st);
+    st = dag_verify(d, stages, &found);
+    if (st == PIPER_EBUG)
+      return err_set(err, PIPER_EUSER, "%s: pass \"%s\" leaves a DAG that is not right: %s",
+                     pass->line, pass->name, found.text);
+    if (st != PIPER_OK) return err_set(err, st, "%s", found.text);
+    TRY(dump_after(d, pass->name, opt, err));
+  }
+  return PIPER_OK;
+}
+
 PiperStatus passes_run(const Graph *g, int64_t batch, const Strategy *s, const PassOptions *opt,
                        Dag **out, PiperErr *err) {
   assert(g->cut);
   if (batch < 1)
     return err_set(err, PIPER_EUSER, "batch is %lld; it has to be at least 1", (long long)batch);
-  TRY(check_dump_name(opt->dump_after, err));
+  TRY(check_dump_name(opt->dump_after, &opt->user, err));
   if (!opt->forward_only) TRY(schedule_stages(g, s, err)); /* training has said it */
   Arena *scratch = opt->forward_only ? arena_new() : NULL;
   Strategy forward;
   Dag *d = dag_new(g, batch);
   unsigned facts = 0;
-  PiperStatus st =
-      d == NULL || (opt->forward_only && scratch == NULL) ? err_nomem(err, "the training DAG") : PIPER_OK;
+  PiperStatus st = d == NULL || (opt->forward_only && scratch == NULL)
+                       ? err_nomem(err, "the training DAG")
+                       : PIPER_OK;
   if (st == PIPER_OK && opt->forward_only) {
     d->forward_only = true;
     st = strategy_forward(s, scratch, &forward, err);
@@ -95,8 +125,8 @@ PiperStatus passes_run(const Graph *g, int64_t batch, const Strategy *s, const P
       st = dag_verify(d, facts & STAGES, &found);
       if (st != PIPER_OK) err_set(err, st, "after pass %s: %s", row->name, found.text);
     }
-    if (st == PIPER_OK && opt->dump_after != NULL && strcmp(opt->dump_after, row->name) == 0)
-      st = dump(d, opt, err);
+    if (st == PIPER_OK) st = dump_after(d, row->name, opt, err);
+    if (st == PIPER_OK) st = run_user(d, s, row->name, facts & STAGES, opt, err);
   }
   arena_free(scratch);
   if (st != PIPER_OK) {

@@ -4,7 +4,23 @@
 
 #include "ir/cost.h"
 #include "ir/global_order.h"
-#include "passes/directive.h"
+#include "passes/dag_edit.h"
+
+/* A pass of the user's. */
+typedef struct UserPass {
+  const char *name;
+  const char *line;  /* where it was registered: "train.lua:12" */
+  const char *after; /* the built-in pass that it follows */
+} UserPass;
+
+/* They run in this order, each behind the pass that it names, and dag_verify after each. 'run'
+ * gets the index; what it reports goes to the user as it is. */
+typedef struct UserPasses {
+  const UserPass *at;
+  uint32_t n;
+  PiperStatus (*run)(void *context, uint32_t i, DagEdit *edit, PiperErr *err);
+  void *context;
+} UserPasses;
 
 /* The text form (dag_text.h), the list of nodes in words, or the picture (dag_draw.h). */
 typedef enum DumpForm { DUMP_TEXT, DUMP_LIST, DUMP_DOT } DumpForm;
@@ -16,7 +32,9 @@ typedef struct PassOptions {
   const CostTable *cost;  /* ... and what nodes cost in it; NULL: COST_CPU */
   bool forward_only;      /* for evaluation (Dag.forward_only): of the directives what is about F */
   bool verify;            /* dag_verify after each pass */
-  const char *dump_after; /* name of a pass after which the DAG goes to *dump; NULL: none */
+  UserPasses user;        /* {0}: none */
+  const char *dump_after; /* name of a pass, built-in or the user's, after which the DAG goes to
+                             *dump; NULL: none */
   DumpForm dump_form;     /* in this form */
   char **dump;            /* malloc'ed, the caller's */
 } PassOptions;
@@ -27,5 +45,8 @@ typedef struct PassOptions {
  * start with the directive's "file:line: directive: ". */
 PiperStatus passes_run(const Graph *g, int64_t batch, const Strategy *s, const PassOptions *opt,
                        Dag **out, PiperErr *err);
+
+/* The name of the i-th built-in pass, from 0; NULL: there are no more. */
+const char *passes_name(uint32_t i);
 
 #endif

@@ -97,8 +97,8 @@ static void levels(void) {
   free(text);
 
   static const Case each[] = {
-      {"<- 4:bucket(1)\n", "<- 4:bucket(1), 2:bucket(1)\n",
-       "reduce_scatter l0.weight 0B1 0-1 (node 7) reduces 2 backward passes instead of one"},
+      {"<- 4:bucket(1)\n", "<- 4:bucket(1), 2:bucket(1)\n", /* counted twice */
+       "reduce_scatter l0.weight 0B1 0-1 (node 7) gets gradients of 0B0 (node 2) that are not reduced"},
       {" per_microbatch", "",
        "reduce_scatter l0.weight 0B1 0-1 (node 7) does what reduce_scatter l0.weight 0B0 0-1 (node "
        "6) does already"},
@@ -147,7 +147,7 @@ static void groups(void) {
       {"11 norm bucket=1 devs=0-3", "11 norm bucket=1 devs=0-1",
        "norm w 0-1 (node 11) is not where each element of bucket 1 is updated once"},
       {"<- 4:bucket(1)", "",
-       "reduce_scatter w 0B0 0-1 (node 8) reduces 0 backward passes instead of one"},
+       "reduce_scatter w 0B0 0-1 (node 8) reduces no backward pass"},
       {"<- 4:bucket(1)", "<- 3:bucket(1)",
        "gradients of 0B0 (node 4) do not reach reduce_scatter w 0B0 0-1 (node 8)"},
       {"8:bucket(1), 9:bucket(1)", "9:bucket(1)",

@@ -40,22 +40,78 @@ static void strategy(TestStrategy *t) {
   x = strategy_replicate(t, "PP=0", "0,1");
   x->zero = ZERO_PARAMS;
   x->per_microbatch = true;
+  x->keep_bytes = 1 << 20; /* gathers that serve several passes */
   x = strategy_order(t, "LAYER=0,1 PASS=F;LAYER=2,3 PASS=F;PP=0 PASS=BI MB=0;"
                         "PP=0 PASS=BW MB=0|PP=0 PASS=B MB=1;PP=0 PASS=B MB=2,3");
   x->schedule = 1;
   strategy_order(t, "PP=1 PASS=F MB=0;PP=1 PASS=B MB=0");
 }
 
+/* A pass of the user's behind each built-in one, that uses every primitive there is for it. A
+ * primitive that refuses is as good as one that works. */
+static uint32_t n_split, n_gathered;
+static PiperStatus use_primitives(void *context, uint32_t i, DagEdit *edit, PiperErr *err) {
+  (void)context, (void)i;
+  Dag *d = dag_edit_dag(edit);
+  const Filter all = {0};
+  U32Vec nodes = {0}, made = {0};
+  PiperStatus st = PIPER_OK;
+#define USE(call)                                                                                  \
+  do {                                                                                             \
+    PiperErr found = {0};                                                                          \
+    if (st == PIPER_OK && (call) == PIPER_ENOMEM)                                                  \
+      st = err_set(err, PIPER_ENOMEM, "%s", found.text);                                           \
+  } while (0)
+  USE(dag_edit_nodes(edit, &all, 1u << NODE_COMPUTE, &nodes, &found));
+  for (size_t k = 0; k + 1 < nodes.n && k < 6; k++) {
+    bool reaches;
+    USE(dag_edit_tag(edit, (NodeId){nodes.at[k]}, "OWN", (int32_t)i, &found));
+    USE(dag_edit_before(edit, (NodeId){nodes.at[k]}, (NodeId){nodes.at[k + 1]}, 0, &found));
+    USE(dag_edit_reaches(edit, (NodeId){nodes.at[k]}, (NodeId){nodes.at[k + 1]}, &reaches, &found));
+  }
+  nodes.n = 0;
+  USE(dag_edit_nodes(edit, &all,
+                     1u << NODE_ALL_REDUCE | 1u << NODE_REDUCE_SCATTER | 1u << NODE_ALL_GATHER,
+                     &nodes, &found));
+  for (size_t k = 0; st == PIPER_OK && k < nodes.n; k++) {
+    const NodeId n = {nodes.at[k]};
+    const EdgeId last = dag_edit_next_out(edit, n, (EdgeId){0});
+    uint32_t sources[64], n_sources = 0;
+    for (EdgeId e = dag_edit_next_in(edit, n, (EdgeId){0}); e.i != 0;
+         e = dag_edit_next_in(edit, n, e))
+      if (d->edges.at[e.i].kind == EDGE_DATA && n_sources < 64)
+        sources[n_sources++] = d->edges.at[e.i].src;
+    USE(dag_edit_stream(edit, n, "own_stream", &found));
+    made.n = 0;
+    if (n_sources > 1)
+      USE(dag_edit_split_reduction(edit, n, sources, (uint32_t[]){1, n_sources}, 2, &made, &found));
+    n_split += made.n > 1;
+    NodeId again = {0};
+    if (last.i != 0)
+      USE(dag_edit_gather_again(edit, n, (NodeId){d->edges.at[last.i].dst}, &again, &found));
+    n_gathered += again.i != 0;
+  }
+  vec_free(&nodes);
+  vec_free(&made);
+  return st;
+}
+
 static void each_fails(const Graph *g, const Strategy *s, bool forward_only) {
+  static const UserPass user[] = {{"early", "u.lua:1", "build"},
+                                  {"middle", "u.lua:2", "replicate"},
+                                  {"late", "u.lua:3", "zero"}};
   bool clean = true, struck = true;
   long n = 0;
   for (; struck; n++) {
     PiperErr err = {0};
     char *text = NULL;
     Dag *d = NULL;
-    const PassOptions opt = {
-        .float_bytes = 4, .forward_only = forward_only, .verify = true, .dump_after = "order",
-        .dump = &text};
+    const PassOptions opt = {.float_bytes = 4,
+                             .forward_only = forward_only,
+                             .verify = true,
+                             .user = {user, 3, use_primitives, NULL},
+                             .dump_after = "order",
+                             .dump = &text};
     nomem_at(n);
     const PiperStatus st = passes_run(g, 16, s, &opt, &d, &err);
     struck = nomem_struck();
@@ -67,7 +123,8 @@ static void each_fails(const Graph *g, const Strategy *s, bool forward_only) {
     dag_free(d);
     free(text);
   }
-  ok(clean, "each of %ld failures gives PIPER_ENOMEM%s", n - 1, forward_only ? ", forward only" : "");
+  ok(clean, "each of %ld failures gives PIPER_ENOMEM%s", n - 1,
+     forward_only ? ", forward only" : "");
   ok(n > 50, "there were failures");
 }
 
@@ -78,6 +135,7 @@ int main(void) {
   const Strategy s = strategy_of(&t);
   each_fails(g, &s, false);
   each_fails(g, &s, true);
+  ok(n_split > 0 && n_gathered > 0, "reductions were split, and gathers made");
   strategy_clear(&t);
   graph_free(g);
   return done_testing();
