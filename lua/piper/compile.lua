@@ -1,12 +1,14 @@
 -- compile - from a model and a strategy to a plan.
 local check = require "piper.check"
 local core = require "piper.core"
+local user_passes = require "piper.pass"
 
 ---@class piper.Plan
 ---@field core userdata
 ---@field model piper.Model
 ---@field strategy piper.Strategy
 ---@field options piper.CompileOptions
+---@field passes table[]  those of piper.pass that it was compiled with
 local Plan = {}
 Plan.__index = Plan
 
@@ -44,13 +46,15 @@ local function verifies()
   return true
 end
 
--- The core's plan for the checked options.
-local function build(model, strategy, options)
+-- The core's plan for the checked options; 'passes' of the user's, as user_passes.list gives them (nil: none).
+local function build(model, strategy, options, passes)
+  user_passes.refuse_inside "compile"
   local plan, dump = core.plan.compile(model.graph, strategy.directives, {
     batch = options.batch, dtype = options.dtype, optimizer = options.optimizer, clip_norm = options.clip_norm or nil,
     threads_per_rank = options.threads_per_rank, order_rule = options.order_rule,
     memory_limit = options.memory_limit, single_stream = single_stream(),
     verify = options.verify, dump_after = options.dump_after, dump_form = options.dump_form, trains = options.trains,
+    passes = passes,
   })
   return plan, dump
 end
@@ -58,7 +62,7 @@ end
 -- The core's plan of the forward passes alone, with the parameters of 'plan', proved.
 local function evaluation(plan)
   local forward = build(plan.model, plan.strategy,
-    setmetatable({ trains = plan.core, optimizer = false, clip_norm = false }, { __index = plan.options }))
+    setmetatable({ trains = plan.core, optimizer = false, clip_norm = false }, { __index = plan.options }), plan.passes)
   forward:verify()
   return forward
 end
@@ -113,20 +117,21 @@ local function compile(model, strategy, options)
       list and ": piper.strategy():add(list) makes one" or " of piper.strategy()")
   end
   local all = checked(options)
-  local plan = build(model, strategy, all)
+  local passes = user_passes.list()
+  local plan = build(model, strategy, all, passes)
   if not all.memory_limit then refuse_above_available(plan) end
-  -- What is compiled again later (check_equivalence, dump) is this strategy, whatever is added to it.
-  return setmetatable({ core = plan, model = model, strategy = strategy:copy(), options = all }, Plan)
+  -- What is compiled again later (check_equivalence, dump) is this strategy with these passes, whatever is added.
+  return setmetatable({ core = plan, model = model, strategy = strategy:copy(), options = all, passes = passes }, Plan)
 end
 
 -- The DAG after a pass, in one of the core's forms.
 local function dump(plan, pass, form)
   local options = setmetatable({ dump_after = pass, dump_form = form }, { __index = plan.options })
-  local _, text = build(plan.model, plan.strategy, options)
+  local _, text = build(plan.model, plan.strategy, options, plan.passes)
   return text
 end
 
----The DAG's text form after the named pass ("build", "split", ..., see doc).
+---The DAG's text form after the named pass ("build", "split", ..., see doc, or one of piper.pass).
 ---@param pass string
 ---@return string
 function Plan:dump(pass)

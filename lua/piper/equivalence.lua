@@ -54,7 +54,7 @@ return function(plan, spec)
   if spec.data ~= nil then require "piper.train".check_data(where, spec.data) end
   local data = spec.data or core.data.random()
   local seed = spec.seed or 1
-  local run <close> = require "piper.train".guard(core.run.open(compile.build(plan.model, plan.strategy, options), data, seed))
+  local run <close> = require "piper.train".guard(core.run.open(compile.build(plan.model, plan.strategy, options, plan.passes), data, seed))
   local nothing = require "piper.strategy".new()
   local reference <close> = require "piper.train".guard(core.run.open(compile.build(plan.model, nothing, options), data, seed))
 

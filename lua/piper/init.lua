@@ -5,8 +5,8 @@ local M = { _VERSION = core.version }
 
 -- piper.<name> is what the module "piper.<name>" returns ...
 local MODULES = {
-  annotate = true, compile = true, data = true, lr = true, mesh = true, model = true, nn = true, schedules = true,
-  strategy = true, train = true,
+  annotate = true, compile = true, data = true, lr = true, mesh = true, model = true, nn = true, pass = true,
+  schedules = true, strategy = true, train = true,
 }
 -- ... or a field of another module.
 local FIELDS = { adamw = "piper.optim", sgd = "piper.optim" }

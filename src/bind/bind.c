@@ -54,19 +54,18 @@ void bind_where(lua_State *L) {
   lua_pushliteral(L, "");
 }
 
-/* Does 'text' start with "file:12: "? */
-static bool has_position(const char *text) {
+size_t bind_position(const char *text) {
   const char *end = strstr(text, ": ");
-  if (end == NULL) return false;
+  if (end == NULL) return 0;
   const char *p = end;
   while (p > text && p[-1] >= '0' && p[-1] <= '9') p--;
-  return p < end && p > text + 1 && p[-1] == ':';
+  return p < end && p > text + 1 && p[-1] == ':' ? (size_t)(end - text) + strlen(": ") : 0;
 }
 
 /* The message on top, blamed and marked as the user's to mend; main shows such a one without the
  * library's frames. */
 static int raise_top(lua_State *L) {
-  if (!has_position(lua_tostring(L, -1))) {
+  if (bind_position(lua_tostring(L, -1)) == 0) {
     bind_where(L);
     if (lua_rawlen(L, -1) == 0) { /* a coroutine, or a tail call, without a frame of the user's */
       lua_pop(L, 1);

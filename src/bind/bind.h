@@ -21,6 +21,9 @@ int luaopen_piper_core(lua_State *L);
 int bind_raise(lua_State *L, const PiperErr *err);
 int bind_fail(lua_State *L, const char *fmt, ...); /* formats of lua_pushfstring */
 
+/* How long the position is that a message starts with, "file:12: "; 0: it has none. */
+size_t bind_position(const char *text);
+
 /* Pushes the value at 'idx' as a message shows it: a string quoted, cut where it is long, without
  * control characters; of tables and the like only the type. */
 const char *bind_show(lua_State *L, int idx);

@@ -199,6 +199,14 @@ static Directive read_directive(lua_State *L, Arena *arena) {
   return d;
 }
 
+Filter bind_read_filter(lua_State *L, int idx, Arena *arena) {
+  luaL_checkstack(L, 16, "compile");
+  lua_pushvalue(L, idx);
+  const Filter f = read_filter(L, arena);
+  lua_pop(L, 1);
+  return f;
+}
+
 Strategy bind_read_strategy(lua_State *L, int idx, Arena *arena) {
   idx = lua_absindex(L, idx);
   luaL_checkstack(L, 16, "compile");

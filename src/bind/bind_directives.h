@@ -11,5 +11,7 @@
 /* Reads the list at 'idx'; everything is copied into 'arena'. Raises when memory runs out or the
  * list is not canonical. */
 Strategy bind_read_strategy(lua_State *L, int idx, Arena *arena);
+/* One filter likewise. */
+Filter bind_read_filter(lua_State *L, int idx, Arena *arena);
 
 #endif

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "bind/bind.h"
+#include "bind/bind_dag.h"
 #include "bind/bind_directives.h"
 #include "bind/bind_model.h"
 #include "compile/compile.h"
@@ -138,9 +139,14 @@ static int plan_lua_compile(lua_State *L) {
   s->arena = arena_new();
   if (s->arena == NULL) return luaL_error(L, "compile: not enough memory");
   const Strategy strategy = bind_read_strategy(L, 2, s->arena);
+  const int plan = lua_gettop(L) - 1;
+  LuaPasses passes;
+  lua_getfield(L, 3, "passes");
+  options.user = bind_read_passes(L, -1, s->arena, &passes);
   PiperErr err = {0};
-  BIND_TRY(L, compile_plan(graph, &strategy, &options, &self->plan, &s->text, &err), &err);
-  lua_pushvalue(L, -2);
+  if (compile_plan(graph, &strategy, &options, &self->plan, &s->text, &err) != PIPER_OK)
+    return bind_raise_compile(&passes, &err);
+  lua_pushvalue(L, plan);
   if (s->text != NULL) lua_pushstring(L, s->text);
   else lua_pushnil(L);
   return 2;
@@ -249,6 +255,16 @@ static int plan_lua_info(lua_State *L) {
   return 1;
 }
 
+/* pass_names() -> { "build", "split", ... }, in the order in which they run */
+static int plan_lua_pass_names(lua_State *L) {
+  lua_newtable(L);
+  for (uint32_t i = 0; passes_name(i) != NULL; i++) {
+    lua_pushstring(L, passes_name(i));
+    lua_seti(L, -2, (lua_Integer)i + 1);
+  }
+  return 1;
+}
+
 int luaopen_piper_core_plan(lua_State *L) {
   static const luaL_Reg METHODS[] = {
       {"actions", plan_lua_actions},
@@ -275,5 +291,8 @@ int luaopen_piper_core_plan(lua_State *L) {
   lua_newtable(L);
   lua_pushcfunction(L, plan_lua_compile);
   lua_setfield(L, -2, "compile");
+  lua_pushcfunction(L, plan_lua_pass_names);
+  lua_setfield(L, -2, "pass_names");
+  bind_open_dag(L);
   return 1;
 }

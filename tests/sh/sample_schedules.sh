@@ -1,4 +1,4 @@
-# The samples about schedules run as they are and show what they say.
+# The samples about schedules and passes run as they are and show what they say.
 . "$srcdir/tests/lib/tap.sh"
 
 run() { # NAME: its output is in $out
@@ -23,4 +23,16 @@ like "$out" '^automatic +step 42, .* rank 0 holds 3 microbatches' "custom_schedu
 run import_schedule
 like "$out" 'row 1, column 5: 3F0 is on rank 0, but placement "loop" puts stage 3 on rank 1$' "import_schedule.lua: placements are checked"
 like "$out" '^written and read again: the same plan$' "import_schedule.lua: out and in again"
+
+run pass_order
+like "$out" '^0F0 0F1 0F2 0F3 0F4 0F5 0B0' "pass_order.lua: without an order"
+like "$out" '^0F0 0F1 0F2 0F3 0B0 0F4 0B1' "pass_order.lua: 1F1B"
+like "$out" 'pass "order_again": the actions of the directive: true, its digest: true$' "pass_order.lua: the same plan as with the directive"
+like "$out" 'gradients [0-9.]+e-1[0-9],' "pass_order.lua trains as one device"
+
+run pass_delay_reductions
+like "$out" 'all_reduce [0-9]+ of layer 2, microbatch 0, waits for its gradients only$' "pass_delay_reductions.lua: before the pass"
+like "$out" 'all_reduce [0-9]+ of layer 2, microbatch 0, waits for all_to_all [0-9]+$' "pass_delay_reductions.lua: and after it"
+like "$out" '^predicted: step [0-9.]+ us without, step [0-9.]+ us with it$' "pass_delay_reductions.lua: what it costs"
+like "$out" 'gradients [0-9.]+e-1[0-9],' "pass_delay_reductions.lua trains as one device"
 done_testing
