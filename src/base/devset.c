@@ -8,6 +8,7 @@
 struct DevSets {
   VEC(uint32_t) first; /* set i: ranks.at[first.at[i]] up to first.at[i + 1] */
   VEC(int32_t) ranks;
+  VEC(bool) ascending; /* by set */
   uint32_t *slots; /* ids, 0 = free; n_slots is a power of two, at most half full */
   uint32_t n_slots;
 };
@@ -18,7 +19,7 @@ DevSets *devsets_new(void) {
   t->n_slots = 32;
   t->slots = calloc(t->n_slots, sizeof *t->slots);
   if (t->slots == NULL || !vec_push(&t->first, 0) || !vec_push(&t->first, 0) ||
-      !vec_reserve(&t->ranks, 32)) {
+      !vec_push(&t->ascending, true) || !vec_reserve(&t->ranks, 32)) {
     devsets_free(t);
     return NULL;
   }
@@ -29,6 +30,7 @@ void devsets_free(DevSets *t) {
   if (t == NULL) return;
   vec_free(&t->first);
   vec_free(&t->ranks);
+  vec_free(&t->ascending);
   free(t->slots);
   free(t);
 }
@@ -78,17 +80,30 @@ uint32_t devsets_id(DevSets *t, const int32_t *ranks, uint32_t n) {
     if (!grow_slots(t)) return 0;
     slot = slot_of(t, ranks, n);
   }
-  if (t->ranks.n + n > UINT32_MAX || !vec_reserve(&t->ranks, n) || !vec_reserve(&t->first, 1))
+  if (t->ranks.n + n > UINT32_MAX || !vec_reserve(&t->ranks, n) || !vec_reserve(&t->first, 1) ||
+      !vec_reserve(&t->ascending, 1))
     return 0;
+  bool ascending = true;
+  for (uint32_t i = 1; i < n; i++) ascending = ascending && ranks[i] > ranks[i - 1];
   memcpy(t->ranks.at + t->ranks.n, ranks, n * sizeof *ranks);
   t->ranks.n += n;
   (void)vec_push(&t->first, (uint32_t)t->ranks.n); /* reserved above */
+  (void)vec_push(&t->ascending, ascending);
   return *slot = devsets_count(t) - 1;
 }
 
 int32_t devsets_position(const DevSets *t, uint32_t id, int32_t rank) {
   const int32_t *ranks = devsets_ranks(t, id);
   const uint32_t n = devsets_size(t, id);
+  if (t->ascending.at[id]) {
+    uint32_t lo = 0, hi = n;
+    while (lo < hi) {
+      const uint32_t mid = (lo + hi) / 2;
+      if (ranks[mid] < rank) lo = mid + 1;
+      else hi = mid;
+    }
+    return lo < n && ranks[lo] == rank ? (int32_t)lo : -1;
+  }
   for (uint32_t i = 0; i < n; i++)
     if (ranks[i] == rank) return (int32_t)i;
   return -1;
@@ -121,8 +136,7 @@ void devsets_text(const DevSets *t, uint32_t id, char *buf, uint32_t n) {
   const uint32_t size = devsets_size(t, id);
   if (n == 0) return;
   buf[0] = '\0';
-  bool ascending = true;
-  for (uint32_t i = 1; i < size; i++) ascending = ascending && ranks[i] > ranks[i - 1];
+  const bool ascending = t->ascending.at[id];
   uint32_t at = 0;
   for (uint32_t i = 0, end; i < size; i = end) {
     for (end = i + 1; ascending && end < size && ranks[end] == ranks[end - 1] + 1;) end++;

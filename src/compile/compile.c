@@ -14,6 +14,27 @@ static uint32_t share_of_cores(const Plan *plan) {
   return share > 1 ? share : 1;
 }
 
+/* Each rank's busy time: the nodes of a device set are added up before they go to its ranks. */
+static PiperStatus find_busy(Plan *plan, PiperErr *err) {
+  const Dag *d = plan->dag;
+  const uint32_t n_sets = devsets_count(d->devsets);
+  double *of_set = calloc(n_sets, sizeof *of_set);
+  plan->busy_seconds = calloc(plan->n_ranks, sizeof *plan->busy_seconds);
+  if (of_set == NULL || plan->busy_seconds == NULL) {
+    free(of_set);
+    return err_nomem(err, "compile");
+  }
+  for (uint32_t n = 1; n < d->n; n++)
+    if (!NODE_KIND_COMMUNICATES[d->kind[n]]) of_set[d->devs[n]] += plan->node_seconds[n];
+  for (uint32_t s = 1; s < n_sets; s++) {
+    const int32_t *ranks = devsets_ranks(d->devsets, s);
+    for (uint32_t j = 0; of_set[s] > 0 && j < devsets_size(d->devsets, s); j++)
+      plan->busy_seconds[devsets_position(d->devsets, plan->world, ranks[j])] += of_set[s];
+  }
+  free(of_set);
+  return PIPER_OK;
+}
+
 /* Seconds of each node, one global order from them, and each rank's share of busy time. */
 static PiperStatus choose_order(Plan *plan, OrderRule rule, PiperErr *err) {
   const Dag *d = plan->dag;
@@ -32,17 +53,8 @@ static PiperStatus choose_order(Plan *plan, OrderRule rule, PiperErr *err) {
     plan->predicted_seconds = order.seconds[order.rule];
     plan->predicted_rule[0] = order.seconds[ORDER_CRITICAL_PATH];
     plan->predicted_rule[1] = order.seconds[ORDER_DOWNSTREAM];
-    plan->busy_seconds = calloc(plan->n_ranks, sizeof *plan->busy_seconds);
-    if (plan->busy_seconds == NULL) st = err_nomem(err, "compile");
   }
-  for (uint32_t n = 1; st == PIPER_OK && n < d->n; n++) {
-    if (NODE_KIND_COMMUNICATES[d->kind[n]]) continue;
-    const int32_t *ranks = devsets_ranks(d->devsets, d->devs[n]);
-    for (uint32_t j = 0; j < devsets_size(d->devsets, d->devs[n]); j++) {
-      const int32_t at = devsets_position(d->devsets, plan->world, ranks[j]);
-      plan->busy_seconds[at] += seconds[n];
-    }
-  }
+  if (st == PIPER_OK) st = find_busy(plan, err);
   return st;
 }
 
@@ -110,11 +122,9 @@ PiperStatus compile_plan(const Graph *graph, const Strategy *strategy, const Com
   if ((st = plan_find_world(plan, err)) != PIPER_OK) goto fail;
   if (plan->options.threads_per_rank == 0) plan->options.threads_per_rank = share_of_cores(plan);
   if ((st = choose_order(plan, options->order_rule, err)) != PIPER_OK) goto fail;
-  if ((st = plan_lower(plan, err)) != PIPER_OK) goto fail;
-  if ((st = plan_place_memory(plan, err)) != PIPER_OK) goto fail;
-  if ((st = plan_find_wait_cost(plan, err)) != PIPER_OK) goto fail;
+  if ((st = plan_make(plan, err)) != PIPER_OK) goto fail;
   if ((st = check_limit(plan, options->memory_limit, err)) != PIPER_OK) goto fail;
-  plan_compute_digest(plan);
+  if ((st = plan_compute_digest(plan, err)) != PIPER_OK) goto fail;
   if (options->verify) {
     PlanProof proof;
     if ((st = plan_verify(plan, &proof, err)) != PIPER_OK) goto fail;

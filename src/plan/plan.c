@@ -12,7 +12,8 @@ const char *const INSTR_NAME[INSTR_KIND_COUNT] = {"run",        "send",         
                                                   "all_reduce", "reduce_scatter", "all_gather",
                                                   "all_to_all"};
 
-static void rank_free(RankPlan *r) {
+void plan_drop_lists(RankPlan *r) {
+  r->made = false;
   vec_free(&r->instrs);
   vec_free(&r->waits);
   vec_free(&r->bind_offset);
@@ -25,8 +26,9 @@ static void rank_free(RankPlan *r) {
 void plan_free(Plan *p) {
   if (p == NULL) return;
   if (p->ranks != NULL)
-    for (uint32_t i = 0; i < p->n_ranks; i++) rank_free(&p->ranks[i]);
+    for (uint32_t i = 0; i < p->n_ranks; i++) plan_drop_lists(&p->ranks[i]);
   free(p->ranks);
+  plan_lower_end(p);
   vec_free(&p->shares);
   vec_free(&p->exchanges);
   free(p->order);
@@ -38,14 +40,11 @@ void plan_free(Plan *p) {
   free(p);
 }
 
-uint64_t plan_kept_bytes(const RankPlan *r) {
-  uint64_t end = 0;
-  for (size_t k = 0; k < r->buffers.n; k++) {
-    const Buffer *b = &r->buffers.at[k];
-    const bool kept = b->role == BUFFER_PARAMS || b->role == BUFFER_GRADS || b->role == BUFFER_STATE;
-    if (kept && b->offset + b->bytes > end) end = b->offset + b->bytes;
-  }
-  return (end + 63) / 64 * 64;
+uint64_t plan_list_bytes(const RankPlan *r) {
+  return r->instrs.cap * sizeof *r->instrs.at + r->waits.cap * sizeof *r->waits.at +
+         r->bind_offset.cap * (sizeof *r->bind_offset.at + sizeof *r->bind_first_write.at) +
+         r->accesses.cap * sizeof *r->accesses.at + r->buffers.cap * sizeof *r->buffers.at +
+         r->streams.cap * sizeof *r->streams.at;
 }
 
 const RankPlan *plan_rank(const Plan *p, int32_t rank) {

@@ -96,8 +96,12 @@ typedef VEC(Access) AccessVec;
 typedef VEC(Buffer) BufferVec;
 typedef VEC(PlanStream) PlanStreamVec;
 
+/* The lists of a rank may not have been made (plan_lists): then they are empty. Its figures are there. */
 typedef struct RankPlan {
   int32_t rank;
+  bool made;
+  uint32_t like; /* index of the first rank whose lists are the same but for what they name:
+                                ranks, samples, elements, programs of other shares. Its own: none before */
   InstrVec instrs;
   U32Vec waits;
   VEC(uint64_t) bind_offset; /* arena offset of each binding of each RUN */
@@ -115,8 +119,13 @@ typedef struct RankPlan {
                                 arena_bytes on, so many, are those of that plan's rank from 0 on */
   uint64_t at_peak[MEM_COUNT]; /* bytes of each category at the instant of the peak; gaps between
                                   buffers count as workspace; they sum to arena_bytes */
+  uint64_t kept[MEM_OPTIMIZER + 1]; /* of parameters, gradients and optimizer state, bytes */
+  uint64_t kept_bytes; /* what it keeps from step to step lies at the start of its arena: so many */
   uint32_t peak_instr;       /* that instant */
-  uint32_t waits_added;      /* by the memory planner, where nothing implied them */
+  uint32_t n_waits, waits_added; /* all; by the memory planner, where nothing implied them */
+  uint64_t calls[INSTR_KIND_COUNT],
+      moved[INSTR_KIND_COUNT]; /* instructions of each kind; their bytes,
+                                those of collectives of the rank that it is like */
 } RankPlan;
 
 typedef struct PlanOptions {
@@ -148,14 +157,20 @@ typedef struct Plan {
   uint32_t world;            /* device set: every rank in use, ascending */
   uint32_t n_ranks;
   RankPlan *ranks;           /* in the order of 'world' */
+  struct Lower *lowering;    /* plan_lower.h: for the lists that are not made yet; NULL: none */
   VEC(Share) shares;         /* of collectives: Instr.share_first */
   VEC(Exchange) exchanges;   /* of ALL_TO_ALLs: likewise */
   Arena *arena;              /* names */
   uint64_t digest;
 } Plan;
 
-/* What a rank keeps from step to step lies at the start of its arena: so many bytes. */
-uint64_t plan_kept_bytes(const RankPlan *r);
+/* Makes the lists of every rank, of one, that are not there yet: a cache of what DAG, order, programs
+ * and options say, so the plan stays the same plan. Not thread-safe. */
+PiperStatus plan_lists(const Plan *p, PiperErr *err);
+PiperStatus plan_lists_of(const Plan *p, uint32_t index, PiperErr *err);
+/* Empties the lists of a rank. */
+void plan_drop_lists(RankPlan *r);
+uint64_t plan_list_bytes(const RankPlan *r); /* memory they take */
 
 void plan_free(Plan *p); /* NULL is fine */
 const RankPlan *plan_rank(const Plan *p, int32_t rank); /* NULL: not in the plan */

@@ -1,9 +1,13 @@
-/* plan_digest - a hash of all that has to be equal on every rank before a step may start: what each
- * rank executes, in which order and where, what the programs compute, and how parameters, inputs
- * and samples are laid out. Field by field, so neither padding nor addresses get in; script lines stay
- * out, since they carry paths; so do predictions, which execution does not depend on. */
+/* plan_digest - a hash of all that decides what each rank executes, in which order and where, what the
+ * programs compute, and how parameters, inputs and samples are laid out: it has to be equal on every rank
+ * before a step may start. The lists of the ranks follow from it (plan_lower.c, plan_mem.c), so they need
+ * not be there. Field by field, so neither padding nor addresses get in; script lines stay out, since
+ * they carry paths; so do predictions, which execution does not depend on, and the groups of orders,
+ * which have done their work when the global order is there. */
 #include "base/hash.h"
 #include "plan/plan_lower.h"
+
+#include <stdlib.h>
 
 static void hash_i64(Hash *h, int64_t v) { hash_u64(h, (uint64_t)v); }
 
@@ -57,9 +61,13 @@ static void hash_model(Hash *h, const Graph *g, const Dag *d) {
     hash_i64(h, d->home[i].offset);
   }
   for (uint32_t b = 1; b < d->buckets.n; b++) {
-    hash_u32(h, d->buckets.at[b].trained);
-    hash_i64(h, d->buckets.at[b].elements);
-    hash_devset(h, d->devsets, d->buckets.at[b].holders);
+    const Bucket *x = &d->buckets.at[b];
+    hash_u32(h, (uint32_t)x->zero << 2 | (uint32_t)x->per_microbatch << 1 | x->trained);
+    hash_i64(h, x->elements);
+    hash_devset(h, d->devsets, x->holders);
+    hash_u32(h, x->n_groups);
+    for (uint32_t k = 0; k < x->n_groups; k++)
+      hash_devset(h, d->devsets, d->bucket_groups.at[x->group_first + k]);
   }
 }
 
@@ -90,78 +98,104 @@ static void hash_program(Hash *h, const Program *p) {
   }
 }
 
-static void hash_rank(Hash *h, const Plan *plan, const RankPlan *r) {
-  hash_u32(h, (uint32_t)r->rank);
-  hash_u64(h, r->arena_bytes);
-  hash_u64(h, r->step_offset);
-  hash_u64(h, r->metrics_offset);
-  hash_u64(h, r->scratch_offset);
-  hash_u64(h, r->scratch_bytes);
-  hash_u64(h, r->shared_bytes);
-  hash_u64(h, r->streams.n);
-  for (size_t i = 0; i < r->streams.n; i++) {
-    hash_str(h, r->streams.at[i].name);
-    hash_u32(h, (uint32_t)r->streams.at[i].kind);
-  }
-  hash_u64(h, r->instrs.n);
-  for (size_t i = 0; i < r->instrs.n; i++) {
-    const Instr *x = &r->instrs.at[i];
-    hash_u32(h, (uint32_t)x->kind << 24 | (uint32_t)x->dtype << 16 | (x->stream & 0xffff));
-    hash_u32(h, x->n_waits);
-    for (uint32_t k = 0; k < x->n_waits; k++) hash_u32(h, r->waits.at[x->wait_first + k]);
-    if (x->kind != INSTR_RUN) {
-      hash_u64(h, x->offset);
-      hash_u64(h, x->bytes);
-      if (!instr_is_collective(x->kind)) {
-        hash_u32(h, (uint32_t)x->peer);
-        continue;
-      }
-      hash_devset(h, plan->dag->devsets, x->group);
-      hash_u64(h, x->part);
-      hash_u32(h, (uint32_t)x->adds << 31 | x->share_first);
-      continue;
-    }
-    hash_u32(h, x->program);
-    hash_i64(h, x->sample_lo);
-    for (uint32_t k = 0; k < x->n_accesses; k++) {
-      hash_u64(h, r->bind_offset.at[x->bind_first + k]);
-      hash_u32(h, r->bind_first_write.at[x->bind_first + k]);
-    }
-  }
-  /* Where the host finds parameters, state and inputs. */
-  for (size_t i = 0; i < r->buffers.n; i++) {
-    const Buffer *b = &r->buffers.at[i];
-    if (!b->whole_step) continue;
-    hash_u32(h, (uint32_t)b->role << 24 | b->id);
-    hash_u32(h, b->slot);
-    hash_i64(h, b->lo);
-    hash_i64(h, b->hi);
-    hash_u64(h, b->offset);
-    hash_u64(h, b->bytes);
-  }
+/* ---- the DAG in its order --------------------------------------------------------------------- */
+
+/* By where they are first used, so that nothing depends on the order in which passes made them. */
+typedef struct Numbers {
+  uint32_t *sets, n_sets; /* by device set: 1 + number; 0: not used yet */
+  uint32_t *place;        /* by node: in the order */
+} Numbers;
+
+static void hash_set(Hash *h, const Dag *d, Numbers *x, uint32_t set) {
+  const bool is_new = x->sets[set] == 0;
+  if (is_new) x->sets[set] = ++x->n_sets;
+  hash_u32(h, x->sets[set]);
+  if (is_new) hash_devset(h, d->devsets, set);
 }
 
-void plan_compute_digest(Plan *plan) {
+static void hash_tensor(Hash *h, const Tensor *t) {
+  hash_u32(h, (uint32_t)t->kind << 1 | t->spread);
+  hash_u32(h, t->value.i);
+  hash_u32(h, t->chunk.i);
+  hash_u32(h, t->bucket.i);
+}
+
+static void hash_node(Hash *h, const Dag *d, Numbers *x, uint32_t n) {
+  const bool transfer = d->kind[n] == NODE_TRANSFER;
+  hash_u32(h, (uint32_t)d->kind[n] << 24 | (uint32_t)d->pass[n] << 16 | (d->recompute[n] != 0));
+  hash_u32(h, d->chunk[n]);
+  hash_u32(h, d->bucket[n]);
+  hash_u32(h, d->parts[n]);
+  hash_set(h, d, x, d->devs[n]);
+  hash_i64(h, d->lo[n]);
+  hash_i64(h, d->hi[n]);
+  if (transfer) {
+    hash_set(h, d, x, d->src_devs[n]);
+    hash_i64(h, d->src_lo[n]);
+    hash_i64(h, d->src_hi[n]);
+  }
+  if (!NODE_KIND_COMMUNICATES[d->kind[n]]) return;
+  hash_tensor(h, &d->tensors.at[d->tensor[n]]);
+  hash_str(h, d->stream[n] != 0 ? intern_text(d->names, d->stream[n]) : "");
+}
+
+/* Those that say where gradients and parameters of a bucket go, and in which order communication is;
+ * compute nodes are ordered by their stream. */
+static bool edge_matters(const Dag *d, const Edge *e) {
+  if (e->src == 0) return false;
+  if (e->kind == EDGE_TEMPORAL)
+    return NODE_KIND_COMMUNICATES[d->kind[e->src]] || NODE_KIND_COMMUNICATES[d->kind[e->dst]];
+  const TensorKind kind = d->tensors.at[e->tensor].kind;
+  return kind == TENSOR_BUCKET || kind == TENSOR_PARAMS;
+}
+
+/* A sum, so in whatever order they stand. */
+static uint64_t sum_of_edges(const Dag *d, const Numbers *x) {
+  uint64_t sum = 0;
+  for (size_t i = 1; i < d->edges.n; i++) {
+    const Edge *e = &d->edges.at[i];
+    if (!edge_matters(d, e)) continue;
+    Hash h = HASH_START;
+    hash_u32(&h, x->place[e->src]);
+    hash_u32(&h, x->place[e->dst]);
+    if (e->kind == EDGE_DATA) hash_tensor(&h, &d->tensors.at[e->tensor]);
+    sum += hash_end(&h);
+  }
+  return sum;
+}
+
+static bool hash_order(Hash *h, const Plan *plan) {
+  const Dag *d = plan->dag;
+  Numbers x = {.sets = calloc(devsets_count(d->devsets), sizeof *x.sets),
+               .place = calloc(d->n, sizeof *x.place)};
+  const bool held = x.sets != NULL && x.place != NULL;
+  if (held) {
+    hash_u32(h, plan->n_order);
+    for (uint32_t k = 0; k < plan->n_order; k++) x.place[plan->order[k]] = k;
+    for (uint32_t k = 0; k < plan->n_order; k++) hash_node(h, d, &x, plan->order[k]);
+    hash_u64(h, sum_of_edges(d, &x));
+  }
+  free(x.sets), free(x.place);
+  return held;
+}
+
+/* What the memory planner made of it: a limit may have made it try harder. */
+static void hash_figures(Hash *h, const RankPlan *r) {
+  hash_u64(h, r->arena_bytes);
+  hash_u64(h, r->shared_bytes);
+  hash_u32(h, r->waits_added);
+}
+
+PiperStatus plan_compute_digest(Plan *plan, PiperErr *err) {
   Hash h = HASH_START;
   hash_options(&h, &plan->options);
   hash_model(&h, plan->graph, plan->dag);
   for (uint32_t i = 1; i <= programs_count(plan->programs); i++)
     hash_program(&h, programs_at(plan->programs, i));
   hash_devset(&h, plan->dag->devsets, plan->world);
-  hash_u64(&h, plan->shares.n);
-  for (size_t i = 0; i < plan->shares.n; i++) {
-    hash_i64(&h, plan->shares.at[i].lo);
-    hash_i64(&h, plan->shares.at[i].hi);
-  }
-  hash_u64(&h, plan->exchanges.n);
-  for (size_t i = 0; i < plan->exchanges.n; i++) {
-    const Exchange *x = &plan->exchanges.at[i];
-    hash_i64(&h, x->samples);
-    hash_i64(&h, x->blocks);
-    hash_u64(&h, x->block_bytes);
-    hash_u64(&h, x->row_bytes);
-    hash_u32(&h, x->to_experts);
-  }
-  for (uint32_t i = 0; i < plan->n_ranks; i++) hash_rank(&h, plan, &plan->ranks[i]);
+  if (!hash_order(&h, plan)) return err_nomem(err, "the digest of a plan");
+  for (uint32_t i = 0; i < plan->n_ranks; i++) hash_figures(&h, &plan->ranks[i]);
+  hash_u64(&h, plan->trains != NULL ? plan->trains->digest : 0);
   plan->digest = hash_end(&h);
+  return PIPER_OK;
 }

@@ -1,7 +1,8 @@
-/* plan_lower - the DAG in its global order becomes each rank's list.
+/* plan_lower - the DAG in its global order becomes the list of a rank.
  *
- * Every node gives instructions to the ranks of its device set, in the global order; one pass over
- * the order deals the nodes out, then each rank is lowered alone:
+ * Every node gives instructions to the ranks of its device set, in the global order. What is common to
+ * all ranks is found once (plan_lower_begin): programs, streams, and for each device set the nodes that
+ * are on it. Then a rank is lowered alone, from the lists of the sets that it is in:
  *
  *   1. instructions, with the bytes that each touches named by (tensor, samples), or (bucket, elements);
  *   2. buffers: all intervals of samples of one tensor on the rank, joined where they overlap. So a
@@ -18,8 +19,10 @@
 #include "plan/plan_lower.h"
 
 #include "base/hash.h"
+#include "base/interrupt.h"
 #include "ir/bucket.h"
 #include "plan/clock.h"
+#include "plan/pieces.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -69,8 +72,6 @@ typedef struct StreamKey {
   int32_t from, to;
 } StreamKey;
 
-typedef VEC(Item) ItemVec;
-
 /* A compute node's gradients of a bucket go to the collective 'node', or its parameters come from it. */
 typedef struct Link {
   uint32_t bucket, node;
@@ -96,8 +97,12 @@ typedef struct Lower {
   Dag *dag;
   PiperErr *err;
   size_t float_bytes;
-  ItemVec *items;         /* by index of the rank */
-  uint32_t *rank_index;   /* by rank */
+  uint32_t n_sets; /* device sets of nodes are below it; lowering makes more */
+  U32Vec set_first,
+      set_places; /* by device set: where the nodes that are on it, on either side, stand
+                                   in the order; ascending */
+  U32Vec rank_first,
+      rank_sets;          /* by index of the rank: device sets that it is in, and that have nodes */
   uint32_t *node_program; /* by node; 0: nothing to run */
   uint8_t *carries;       /* by interned stream name */
   uint32_t compute_name, n_tensors;
@@ -111,7 +116,9 @@ typedef struct Lower {
 
   /* Of the rank at hand, emptied for each. */
   RankPlan *rank;
-  uint32_t rank_number; /* 1 + its index */
+  uint32_t serial;             /* counts the ranks that were lowered */
+  uint32_t *pos;               /* by device set: the rank's position; NONE */
+  U32Vec places, merged, runs; /* scratch: of the rank's nodes in the order */
   VEC(Entry) entries;
   uint32_t *slots, n_slots; /* hash table of entries: 1 + index */
   VEC(uint32_t) heads;      /* by tensor, then by input: 1 + its last entry; 0: none */
@@ -122,10 +129,11 @@ typedef struct Lower {
   Kept *kept;             /* by bucket */
   uint8_t *grads_written; /* by bucket: the gradients kept */
   uint32_t *
-      full_written; /* by node: the number of the last rank that wrote gradients for it to reduce */
+      full_written; /* by node: the serial of the last rank that wrote gradients for it to reduce */
   uint32_t *first_instr;  /* by node; only where 'later' is not empty */
   U32Vec order;           /* scratch */
   BucketCallVec calls;    /* scratch */
+  PieceVec pieces;        /* scratch */
 } Lower;
 
 static PiperStatus nomem(Lower *w) { return err_nomem(w->err, "the plan"); }
@@ -133,17 +141,7 @@ static PiperStatus nomem(Lower *w) { return err_nomem(w->err, "the plan"); }
 /* ---- programs and what they bind ------------------------------------------------------------- */
 
 static uint64_t value_bytes_per_sample(const Lower *w, ValueId v) {
-  const Value *value = graph_value(w->plan->graph, v);
-  if (!value->shape.batched) return 0;
-  return (uint64_t)shape_elements_per_sample(&value->shape) *
-         dtype_bytes(dtype_concrete(value->dtype, w->plan->options.dtype));
-}
-
-/* A value or gradient without a batch axis. */
-static uint64_t value_bytes(const Lower *w, ValueId v) {
-  const Value *value = graph_value(w->plan->graph, v);
-  return (uint64_t)shape_elements_per_sample(&value->shape) *
-         dtype_bytes(dtype_concrete(value->dtype, w->plan->options.dtype));
+  return value_sample_bytes(w->plan->graph, v, w->plan->options.dtype);
 }
 
 /* 'parts': that the experts of the program are spread over. */
@@ -239,37 +237,27 @@ static PiperStatus compute_program(Lower *w, uint32_t n) {
 /* ---- dealing the nodes out ------------------------------------------------------------------- */
 
 static PiperStatus prepare_ranks(Lower *w) {
+  Plan *plan = w->plan;
   const DevSets *sets = w->dag->devsets;
-  const uint32_t world = w->plan->world, n = w->plan->n_ranks;
-  if (n == 0 || n != devsets_size(sets, world))
+  const uint32_t n = plan->n_ranks;
+  if (n == 0 || n != devsets_size(sets, plan->world))
     return err_set(w->err, PIPER_EBUG, "lower: no node has a device");
-  const int32_t *ranks = devsets_ranks(sets, world);
-  w->plan->ranks = calloc(n, sizeof *w->plan->ranks);
-  w->items = calloc(n, sizeof *w->items);
-  w->rank_index = calloc((size_t)ranks[n - 1] + 1, sizeof *w->rank_index);
-  if (w->plan->ranks == NULL || w->items == NULL || w->rank_index == NULL) return nomem(w);
+  if (plan->ranks != NULL) return PIPER_OK; /* begun once more */
+  plan->ranks = calloc(n, sizeof *plan->ranks);
+  if (plan->ranks == NULL) return nomem(w);
   for (uint32_t i = 0; i < n; i++) {
-    w->plan->ranks[i].rank = ranks[i];
-    w->rank_index[ranks[i]] = i;
+    plan->ranks[i].rank = devsets_ranks(sets, plan->world)[i];
+    plan->ranks[i].like = i;
   }
   return PIPER_OK;
 }
 
-static bool deal(Lower *w, uint32_t node, int32_t rank, uint32_t pos, uint32_t src_pos) {
-  ItemVec *items = &w->items[w->rank_index[rank]];
-  Item *last = items->n > 0 ? &items->at[items->n - 1] : NULL;
-  if (last != NULL && last->node == node) { /* both sides of a TRANSFER */
-    if (pos != NONE) last->pos = pos;
-    if (src_pos != NONE) last->src_pos = src_pos;
-    return true;
-  }
-  return vec_push(items, ((Item){node, pos, src_pos}));
-}
-
-static PiperStatus deal_node(Lower *w, uint32_t n) {
+/* '*works': some rank has something to do for it. */
+static PiperStatus look_at_node(Lower *w, uint32_t n, bool *works) {
   const Dag *d = w->dag;
   const uint32_t n_devs = devsets_size(d->devsets, d->devs[n]);
   uint8_t carries = 0;
+  *works = false;
   switch ((NodeKind)d->kind[n]) {
   case NODE_COMPUTE:
   case NODE_COUNT:
@@ -290,8 +278,6 @@ static PiperStatus deal_node(Lower *w, uint32_t n) {
     break;
   case NODE_TRANSFER:
     carries = CARRIES_TRANSFERS;
-    for (uint32_t j = 0; j < devsets_size(d->devsets, d->src_devs[n]); j++)
-      if (!deal(w, n, devsets_ranks(d->devsets, d->src_devs[n])[j], NONE, j)) return nomem(w);
     break;
   case NODE_JOIN:
   case NODE_NONE:
@@ -301,8 +287,123 @@ static PiperStatus deal_node(Lower *w, uint32_t n) {
   if (carries != 0 && d->stream[n] == 0)
     return err_set(w->err, PIPER_EBUG, "lower: node %u has no stream", n);
   w->carries[d->stream[n]] |= carries;
-  for (uint32_t j = 0; j < n_devs; j++)
-    if (!deal(w, n, devsets_ranks(d->devsets, d->devs[n])[j], j, NONE)) return nomem(w);
+  *works = true;
+  return PIPER_OK;
+}
+
+/* The place of a node, for its device sets; in the second round, where the numbers are known. */
+static void deal(Lower *w, uint32_t place, bool counting) {
+  const Dag *d = w->dag;
+  const uint32_t n = w->plan->order[place];
+  const uint32_t on[2] = {d->devs[n], d->kind[n] == NODE_TRANSFER ? d->src_devs[n] : d->devs[n]};
+  for (int k = 0; k < (on[0] == on[1] ? 1 : 2); k++) {
+    if (counting) w->set_first.at[on[k] + 1]++;
+    else w->set_places.at[w->set_first.at[on[k]]++] = place;
+  }
+}
+
+/* Counts become ends, or after filling what they were: where each list begins. */
+static void sum_up(U32Vec *first) {
+  for (size_t i = 1; i < first->n; i++) first->at[i] += first->at[i - 1];
+}
+
+static void shift_back(U32Vec *first) {
+  for (size_t i = first->n - 1; i > 0; i--) first->at[i] = first->at[i - 1];
+  first->at[0] = 0;
+}
+
+static bool fill_zero(U32Vec *v, size_t n) {
+  if (!vec_reserve(v, n)) return false;
+  memset(v->at, 0, n * sizeof *v->at);
+  v->n = n;
+  return true;
+}
+
+static PiperStatus deal_nodes(Lower *w) {
+  const Plan *plan = w->plan;
+  bool *works = malloc(plan->n_order + 1);
+  PiperStatus st = works != NULL ? PIPER_OK : nomem(w);
+  for (uint32_t k = 0; st == PIPER_OK && k < plan->n_order; k++)
+    st = look_at_node(w, plan->order[k], &works[k]);
+  w->n_sets = devsets_count(w->dag->devsets);
+  if (st == PIPER_OK && !fill_zero(&w->set_first, w->n_sets + 1)) st = nomem(w);
+  for (uint32_t k = 0; st == PIPER_OK && k < plan->n_order; k++)
+    if (works[k]) deal(w, k, true);
+  if (st == PIPER_OK) {
+    sum_up(&w->set_first);
+    if (!fill_zero(&w->set_places, w->set_first.at[w->n_sets] + 1)) st = nomem(w);
+  }
+  for (uint32_t k = 0; st == PIPER_OK && k < plan->n_order; k++)
+    if (works[k]) deal(w, k, false);
+  if (st == PIPER_OK) shift_back(&w->set_first);
+  free(works);
+  return st;
+}
+
+/* Of each rank the device sets that have nodes. */
+static PiperStatus deal_sets(Lower *w) {
+  const Plan *plan = w->plan;
+  const DevSets *sets = w->dag->devsets;
+  if (!fill_zero(&w->rank_first, plan->n_ranks + 1)) return nomem(w);
+  for (int filling = 0; filling < 2; filling++) {
+    for (uint32_t s = 1; s < w->n_sets; s++) {
+      if (w->set_first.at[s] == w->set_first.at[s + 1]) continue;
+      for (uint32_t j = 0; j < devsets_size(sets, s); j++) {
+        const int32_t at = devsets_position(sets, plan->world, devsets_ranks(sets, s)[j]);
+        if (at < 0) return err_set(w->err, PIPER_EBUG, "lower: a rank outside the world");
+        if (!filling) w->rank_first.at[at + 1]++;
+        else w->rank_sets.at[w->rank_first.at[at]++] = s;
+      }
+    }
+    if (filling) break;
+    sum_up(&w->rank_first);
+    if (!fill_zero(&w->rank_sets, w->rank_first.at[plan->n_ranks] + 1)) return nomem(w);
+  }
+  shift_back(&w->rank_first);
+  return PIPER_OK;
+}
+
+/* Two ascending runs become one; what is in both is there once. */
+static bool merge_runs(const uint32_t *a, size_t n_a, const uint32_t *b, size_t n_b, U32Vec *out) {
+  if (!vec_reserve(out, n_a + n_b)) return false;
+  size_t i = 0, j = 0, n = out->n;
+  while (i < n_a || j < n_b) {
+    const bool from_a = j == n_b || (i < n_a && a[i] <= b[j]);
+    if (from_a && j < n_b && a[i] == b[j]) j++;
+    out->at[n++] = from_a ? a[i++] : b[j++];
+  }
+  out->n = n;
+  return true;
+}
+
+/* Fills 'places' with those of the rank's nodes, ascending: the lists of its sets, merged two by two. */
+static PiperStatus find_places(Lower *w, uint32_t index) {
+  w->places.n = w->runs.n = 0;
+  for (uint32_t k = w->rank_first.at[index]; k < w->rank_first.at[index + 1]; k++) {
+    const uint32_t s = w->rank_sets.at[k], first = w->set_first.at[s];
+    const size_t n = w->set_first.at[s + 1] - first;
+    if (!vec_push(&w->runs, (uint32_t)w->places.n) || !vec_reserve(&w->places, n)) return nomem(w);
+    memcpy(w->places.at + w->places.n, w->set_places.at + first, n * sizeof *w->places.at);
+    w->places.n += n;
+  }
+  if (!vec_push(&w->runs, (uint32_t)w->places.n)) return nomem(w);
+  while (w->runs.n > 2) {
+    size_t n_runs = 0;
+    w->merged.n = 0;
+    for (size_t k = 0; k + 1 < w->runs.n; k += 2) {
+      const uint32_t a = w->runs.at[k], b = w->runs.at[k + 1];
+      const uint32_t end = k + 2 < w->runs.n ? w->runs.at[k + 2] : b;
+      const uint32_t begin = (uint32_t)w->merged.n;
+      if (!merge_runs(w->places.at + a, b - a, w->places.at + b, end - b, &w->merged))
+        return nomem(w);
+      w->runs.at[n_runs++] = begin;
+    }
+    w->runs.at[n_runs++] = (uint32_t)w->merged.n;
+    w->runs.n = n_runs;
+    const U32Vec t = w->places;
+    w->places = w->merged;
+    w->merged = t;
+  }
   return PIPER_OK;
 }
 
@@ -536,6 +637,20 @@ static PiperStatus add_state(Lower *w) {
   return entry(w, &step) != NONE && entry(w, &metrics) != NONE ? PIPER_OK : nomem(w);
 }
 
+uint32_t plan_stream(Plan *plan, uint32_t name, char direction, int32_t from, int32_t to) {
+  const Lower *w = plan->lowering;
+  if (plan->options.single_stream) return intern_id(w->dag->names, "all");
+  if ((w->carries[name] & ~CARRIES_TRANSFERS) != 0 || direction == 0) return name;
+  char few[128], *text = few;
+  const char *base = intern_text(w->dag->names, name);
+  const size_t size = strlen(base) + 32;
+  if (size > sizeof few && (text = malloc(size)) == NULL) return 0;
+  snprintf(text, size, "%s/%c/%d>%d", base, direction, from, to);
+  const uint32_t id = intern_id(w->dag->names, text);
+  if (text != few) free(text);
+  return id;
+}
+
 static PiperStatus stream(Lower *w, uint32_t name, char direction, int32_t from, int32_t to,
                           uint32_t *out) {
   if (w->plan->options.single_stream) name = 0;
@@ -547,14 +662,11 @@ static PiperStatus stream(Lower *w, uint32_t name, char direction, int32_t from,
     *out = i;
     return PIPER_OK;
   }
-  const char *base = name != 0 ? intern_text(w->dag->names, name) : "all";
-  const size_t size = strlen(base) + 32;
-  char *text = arena_alloc(w->plan->arena, size, 1);
-  if (text == NULL) return nomem(w);
-  if (direction != 0) snprintf(text, size, "%s/%c/%d>%d", base, direction, from, to);
-  else snprintf(text, size, "%s", base);
+  const uint32_t text = plan_stream(w->plan, name, direction, from, to);
+  if (text == 0) return nomem(w);
   const bool compute = name == 0 || (w->carries[name] & CARRIES_COMPUTE) != 0;
-  const PlanStream s = {.name = text, .kind = compute ? STREAM_COMPUTE : STREAM_COMM};
+  const PlanStream s = {.name = intern_text(w->dag->names, text),
+                        .kind = compute ? STREAM_COMPUTE : STREAM_COMM};
   if (!vec_push(&w->keys, ((StreamKey){name, direction, from, to})) ||
       !vec_push(&w->rank->streams, s))
     return nomem(w);
@@ -626,8 +738,8 @@ static PiperStatus access_bucket(Lower *w, const Work *x, const Bound *b, bool *
                    (long long)e.lo, (long long)e.hi);
   }
   if (grads && b->write) {
-    *is_first = node != 0 ? w->full_written[node] != w->rank_number : !w->grads_written[bucket];
-    if (node != 0) w->full_written[node] = w->rank_number;
+    *is_first = node != 0 ? w->full_written[node] != w->serial : !w->grads_written[bucket];
+    if (node != 0) w->full_written[node] = w->serial;
     else w->grads_written[bucket] = 1;
   }
   const uint64_t lo = (uint64_t)(elements.lo - e.lo) * w->float_bytes;
@@ -669,9 +781,8 @@ static PiperStatus run(Lower *w, const Work *x) {
 
 /* Before gradients are read to which nothing on this rank contributes. */
 static PiperStatus need_grads(Lower *w, uint32_t node, const Entry *grads) {
-  const bool written = grads->role == BUFFER_FULL_GRADS
-                           ? w->full_written[grads->slot] == w->rank_number
-                           : w->grads_written[grads->id] != 0;
+  const bool written = grads->role == BUFFER_FULL_GRADS ? w->full_written[grads->slot] == w->serial
+                                                        : w->grads_written[grads->id] != 0;
   if (written || grads->lo == grads->hi) return PIPER_OK;
   Work x = {.node = node, .zero = grads};
   TRY(programs_zero_grad(w->plan->programs, (BucketId){grads->id}, grads->hi - grads->lo,
@@ -849,18 +960,6 @@ static PiperStatus lower_collective(Lower *w, const Item *x) {
   return PIPER_OK;
 }
 
-/* The devices of the g-th group of an ALL_TO_ALL; 0: out of memory. */
-static uint32_t exchange_group(Lower *w, uint32_t n, uint32_t g) {
-  const Dag *d = w->dag;
-  const uint32_t parts = d->parts[n];
-  int32_t few[16], *ranks = parts <= 16 ? few : malloc(parts * sizeof *ranks);
-  if (ranks == NULL) return 0; /* devsets_id may move the list it is given a part of */
-  memcpy(ranks, devsets_ranks(d->devsets, d->devs[n]) + (size_t)g * parts, parts * sizeof *ranks);
-  const uint32_t id = devsets_id(w->dag->devsets, ranks, parts);
-  if (ranks != few) free(ranks);
-  return id;
-}
-
 /* Where such an exchange stands in Plan.exchanges: there are few different ones. */
 static PiperStatus exchange_index(Lower *w, const Exchange *x, uint32_t *out) {
   Plan *plan = w->plan;
@@ -880,9 +979,9 @@ static PiperStatus lower_exchange(Lower *w, const Item *x) {
   const Dag *d = w->dag;
   const uint32_t n = x->node, size = devsets_size(d->devsets, d->devs[n]), parts = d->parts[n];
   const Tensor t = d->tensors.at[d->tensor[n]];
-  const Shape *shape = &graph_value(w->plan->graph, t.value)->shape;
   const NodeShare all = dag_share(d, (NodeId){n}, x->pos);
-  if (shape->rank != 4 || parts < 2 || shape->dim[1] % parts != 0)
+  Exchange exchange;
+  if (!node_exchange(d, (NodeId){n}, w->plan->options.dtype, &exchange))
     return err_set(w->err, PIPER_EBUG, "lower: node %u exchanges no blocks", n);
   Tensor other = t;
   other.spread = !t.spread;
@@ -896,16 +995,10 @@ static PiperStatus lower_exchange(Lower *w, const Item *x) {
   Entry read = t.spread ? group : own, write = t.spread ? own : group;
   read.id = d->tensor[n];
   write.id = to.i;
-  const uint64_t row = (uint64_t)shape->dim[3] * w->float_bytes;
-  const Exchange exchange = {.samples = hi - lo,
-                             .blocks = shape->dim[1] / parts,
-                             .block_bytes = row * (uint64_t)shape->dim[2],
-                             .row_bytes = row,
-                             .to_experts = !t.spread};
   Instr i = {.kind = INSTR_ALL_TO_ALL,
              .node = n,
              .dtype = (uint8_t)w->plan->options.dtype,
-             .group = exchange_group(w, n, x->pos / parts),
+             .group = node_exchange_group(w->dag, (NodeId){n}, x->pos / parts),
              .bytes = exchange_bytes(&exchange, parts)};
   if (to.i == 0 || i.group == 0) return nomem(w);
   TRY(exchange_index(w, &exchange, &i.share_first));
@@ -918,12 +1011,6 @@ static PiperStatus lower_exchange(Lower *w, const Item *x) {
   return PIPER_OK;
 }
 
-/* One piece of a TRANSFER between two ranks. */
-typedef struct Piece {
-  int32_t from, to;
-  int64_t lo, hi; /* samples; those of the rank's own part where the tensor is not batched */
-} Piece;
-
 static PiperStatus lower_piece(Lower *w, uint32_t n, const Piece *x) {
   const Dag *d = w->dag;
   const Tensor *t = &d->tensors.at[d->tensor[n]];
@@ -933,7 +1020,8 @@ static PiperStatus lower_piece(Lower *w, uint32_t n, const Piece *x) {
              .lo = x->lo,
              .hi = x->hi,
              .per_sample = value_bytes_per_sample(w, t->value)};
-  if (e.per_sample == 0) e.bytes = value_bytes(w, t->value);
+  if (e.per_sample == 0)
+    e.bytes = value_whole_bytes(w->plan->graph, t->value, w->plan->options.dtype);
   Instr i = {.kind = send ? INSTR_SEND : INSTR_RECV,
              .node = n,
              .peer = send ? x->to : x->from,
@@ -946,88 +1034,20 @@ static PiperStatus lower_piece(Lower *w, uint32_t n, const Piece *x) {
   return PIPER_OK;
 }
 
-/* Whole tensors: device j to device j. */
-static PiperStatus lower_whole_transfer(Lower *w, const Item *x) {
+static PiperStatus lower_transfer(Lower *w, const Item *x) {
   const Dag *d = w->dag;
-  const uint32_t n = x->node, n_src = devsets_size(d->devsets, d->src_devs[n]),
-                 n_dst = devsets_size(d->devsets, d->devs[n]);
-  if (n_src != n_dst || d->lo[n] != d->src_lo[n] || d->hi[n] != d->src_hi[n]) {
+  const NodeId n = {x->node};
+  if (!transfer_possible(d, n)) {
     char label[160];
-    dag_label(d, (NodeId){n}, label, sizeof label);
+    dag_label(d, n, label, sizeof label);
     return err_set(w->err, PIPER_EUSER,
                    "%s: %s: a value without a batch axis has no parts, so the chunks that compute "
                    "and read it need as many devices and microbatches as each other",
-                   dag_line(d, d->line[n]), label);
+                   dag_line(d, d->line[n.i]), label);
   }
-  const int32_t *src = devsets_ranks(d->devsets, d->src_devs[n]);
-  const int32_t *dst = devsets_ranks(d->devsets, d->devs[n]);
-  uint32_t js[2] = {x->src_pos, x->pos}; /* in one order of pieces everywhere */
-  if (js[0] > js[1]) js[0] = x->pos, js[1] = x->src_pos;
-  for (int k = 0; k < 2; k++) {
-    const uint32_t j = js[k];
-    if (j == NONE || src[j] == dst[j]) continue;
-    const Piece p = {src[j], dst[j], part_lo(d->lo[n], d->hi[n], j, n_src),
-                     part_lo(d->lo[n], d->hi[n], j + 1, n_src)};
-    TRY(lower_piece(w, n, &p));
-  }
+  if (!transfer_pieces(d, n, x->src_pos, x->pos, &w->pieces)) return nomem(w);
+  for (size_t k = 0; k < w->pieces.n; k++) TRY(lower_piece(w, n.i, &w->pieces.at[k]));
   return PIPER_OK;
-}
-
-typedef struct Span {
-  int64_t lo, hi;
-} Span;
-
-static Span part(int64_t lo, int64_t hi, uint32_t j, uint32_t n) {
-  return (Span){part_lo(lo, hi, j, n), part_lo(lo, hi, j + 1, n)};
-}
-
-/* Which of the n parts of [lo, hi) meet the span: [*first, *end). */
-static void parts_meeting(int64_t lo, int64_t hi, uint32_t n, Span s, uint32_t *first,
-                          uint32_t *end_) {
-  *first = *end_ = 0;
-  if (n == 0 || s.hi <= lo || s.lo >= hi || s.lo >= s.hi) return;
-  const int64_t width = (hi - lo) / n;
-  *first = s.lo <= lo ? 0 : (uint32_t)((s.lo - lo) / width);
-  *end_ = s.hi >= hi ? n : (uint32_t)((s.hi - lo + width - 1) / width);
-}
-
-static PiperStatus lower_transfer(Lower *w, const Item *x) {
-  const Dag *d = w->dag;
-  const uint32_t n = x->node;
-  const Tensor *t = &d->tensors.at[d->tensor[n]];
-  if (!graph_value(d->graph, t->value)->shape.batched) return lower_whole_transfer(w, x);
-  const uint32_t n_src = devsets_size(d->devsets, d->src_devs[n]),
-                 n_dst = devsets_size(d->devsets, d->devs[n]);
-  const int32_t *src = devsets_ranks(d->devsets, d->src_devs[n]);
-  const int32_t *dst = devsets_ranks(d->devsets, d->devs[n]);
-  uint32_t in = 0, in_end = 0, out = 0, out_end = 0;
-  Span mine_in = {0, 0}, mine_out = {0, 0};
-  if (x->pos != NONE) {
-    mine_in = part(d->lo[n], d->hi[n], x->pos, n_dst);
-    parts_meeting(d->src_lo[n], d->src_hi[n], n_src, mine_in, &in, &in_end);
-  }
-  if (x->src_pos != NONE) {
-    mine_out = part(d->src_lo[n], d->src_hi[n], x->src_pos, n_src);
-    parts_meeting(d->lo[n], d->hi[n], n_dst, mine_out, &out, &out_end);
-  }
-  /* By source, then destination: what earlier sources send, what this one sends, the rest. */
-  for (int sent = 0;; sent = 1) {
-    for (; in < in_end && (sent || in < x->src_pos); in++) {
-      if (src[in] == dst[x->pos]) continue;
-      const Span s = part(d->src_lo[n], d->src_hi[n], in, n_src);
-      const Piece p = {src[in], dst[x->pos], s.lo > mine_in.lo ? s.lo : mine_in.lo,
-                       s.hi < mine_in.hi ? s.hi : mine_in.hi};
-      TRY(lower_piece(w, n, &p));
-    }
-    if (sent) return PIPER_OK;
-    for (; out < out_end; out++) {
-      if (dst[out] == src[x->src_pos]) continue;
-      const Span s = part(d->lo[n], d->hi[n], out, n_dst);
-      const Piece p = {src[x->src_pos], dst[out], s.lo > mine_out.lo ? s.lo : mine_out.lo,
-                       s.hi < mine_out.hi ? s.hi : mine_out.hi};
-      TRY(lower_piece(w, n, &p));
-    }
-  }
 }
 
 static PiperStatus lower_item(Lower *w, const Item *x) {
@@ -1265,9 +1285,27 @@ out:
 
 /* ---- all ------------------------------------------------------------------------------------- */
 
+static PiperStatus lower_nodes(Lower *w) {
+  const Dag *d = w->dag;
+  for (size_t k = 0; k < w->places.n; k++) {
+    const uint32_t n = w->plan->order[w->places.at[k]];
+    const bool transfer = d->kind[n] == NODE_TRANSFER;
+    const Item x = {n, w->pos[d->devs[n]], transfer ? w->pos[d->src_devs[n]] : NONE};
+    TRY(lower_item(w, &x));
+  }
+  return PIPER_OK;
+}
+
+static void set_positions(Lower *w, uint32_t index, bool none) {
+  for (uint32_t k = w->rank_first.at[index]; k < w->rank_first.at[index + 1]; k++) {
+    const uint32_t s = w->rank_sets.at[k];
+    w->pos[s] = none ? NONE : (uint32_t)devsets_position(w->dag->devsets, s, w->rank->rank);
+  }
+}
+
 static PiperStatus lower_rank(Lower *w, uint32_t index) {
   w->rank = &w->plan->ranks[index];
-  w->rank_number = index + 1;
+  w->serial++;
   w->entries.n = 0;
   w->keys.n = 0;
   for (size_t i = 0; i < w->touched.n; i++) w->heads.at[w->touched.at[i]] = 0;
@@ -1276,14 +1314,17 @@ static PiperStatus lower_rank(Lower *w, uint32_t index) {
   memset(w->grads_written, 0, w->dag->buckets.n);
   if (w->first_instr != NULL) memset(w->first_instr, 0xff, w->dag->n * sizeof *w->first_instr);
   TRY(add_state(w));
-  for (size_t k = 0; k < w->items[index].n; k++) TRY(lower_item(w, &w->items[index].at[k]));
+  TRY(find_places(w, index));
+  set_positions(w, index, false);
+  const PiperStatus st = lower_nodes(w);
+  set_positions(w, index, true);
+  TRY(st);
   TRY(add_scratch(w));
   TRY(make_buffers(w));
   return make_waits(w);
 }
 
-static PiperStatus lower_all(Lower *w) {
-  Plan *plan = w->plan;
+static PiperStatus begin_all(Lower *w) {
   w->compute_name = intern_id(w->dag->names, "default_stream");
   w->node_program = calloc(w->dag->n, sizeof *w->node_program);
   w->carries = calloc(intern_count(w->dag->names) + 1, sizeof *w->carries);
@@ -1295,29 +1336,57 @@ static PiperStatus lower_all(Lower *w) {
     return nomem(w);
   w->carries[w->compute_name] = CARRIES_COMPUTE;
   TRY(prepare_ranks(w));
-  for (uint32_t k = 0; k < plan->n_order; k++) TRY(deal_node(w, plan->order[k]));
+  TRY(deal_nodes(w));
+  TRY(deal_sets(w));
+  w->pos = malloc((w->n_sets + 1) * sizeof *w->pos);
+  if (w->pos == NULL) return nomem(w);
+  memset(w->pos, 0xff, (w->n_sets + 1) * sizeof *w->pos);
   w->n_tensors = (uint32_t)w->dag->tensors.n; /* the programs have interned theirs */
   for (uint32_t i = 0; i <= w->dag->n; i++)
     if (!vec_push(&w->later_first, 0)) return nomem(w);
   TRY(collect_temporal(w));
-  TRY(collect_links(w));
-  for (uint32_t i = 0; i < plan->n_ranks; i++) TRY(lower_rank(w, i));
-  return PIPER_OK;
+  return collect_links(w);
+}
+
+PiperStatus plan_lower_begin(Plan *plan, PiperErr *err) {
+  plan_lower_end(plan);
+  Lower *w = calloc(1, sizeof *w);
+  if (w == NULL) return err_nomem(err, "the plan");
+  w->plan = plan;
+  w->dag = plan->dag;
+  w->err = err;
+  w->float_bytes = dtype_bytes(plan->options.dtype);
+  plan->lowering = w;
+  if (plan->arena == NULL && (plan->arena = arena_new()) == NULL) return nomem(w);
+  return begin_all(w);
+}
+
+PiperStatus plan_lower_rank(Plan *plan, uint32_t index, PiperErr *err) {
+  if (interrupt_pending()) return err_set(err, PIPER_ESTOP, "interrupted");
+  plan->lowering->err = err;
+  return lower_rank(plan->lowering, index);
+}
+
+void plan_lower_end(Plan *plan) {
+  Lower *w = plan->lowering;
+  plan->lowering = NULL;
+  if (w == NULL) return;
+  free(w->node_program), free(w->carries), free(w->pos);
+  free(w->slots), free(w->grads_written), free(w->full_written), free(w->kept);
+  free(w->first_instr), free(w->table_slots);
+  vec_free(&w->set_first), vec_free(&w->set_places), vec_free(&w->rank_first);
+  vec_free(&w->rank_sets), vec_free(&w->places), vec_free(&w->merged), vec_free(&w->runs);
+  vec_free(&w->tables), vec_free(&w->links), vec_free(&w->link_first);
+  vec_free(&w->calls), vec_free(&w->pieces);
+  vec_free(&w->bounds), vec_free(&w->program_bounds), vec_free(&w->later_first),
+      vec_free(&w->later);
+  vec_free(&w->entries), vec_free(&w->heads), vec_free(&w->touched), vec_free(&w->past);
+  vec_free(&w->past_head), vec_free(&w->keys), vec_free(&w->order);
+  free(w);
 }
 
 PiperStatus plan_lower(Plan *plan, PiperErr *err) {
-  Lower w = {
-      .plan = plan, .dag = plan->dag, .err = err, .float_bytes = dtype_bytes(plan->options.dtype)};
-  if (plan->arena == NULL && (plan->arena = arena_new()) == NULL) return nomem(&w);
-  const PiperStatus st = lower_all(&w);
-  if (w.items != NULL)
-    for (uint32_t i = 0; i < plan->n_ranks; i++) vec_free(&w.items[i]);
-  free(w.items), free(w.rank_index), free(w.node_program), free(w.carries);
-  free(w.slots), free(w.grads_written), free(w.full_written), free(w.kept), free(w.first_instr);
-  free(w.table_slots), vec_free(&w.tables), vec_free(&w.links), vec_free(&w.link_first);
-  vec_free(&w.calls);
-  vec_free(&w.bounds), vec_free(&w.program_bounds), vec_free(&w.later_first), vec_free(&w.later);
-  vec_free(&w.entries), vec_free(&w.heads), vec_free(&w.touched), vec_free(&w.past);
-  vec_free(&w.past_head), vec_free(&w.keys), vec_free(&w.order);
-  return st;
+  TRY(plan_lower_begin(plan, err));
+  for (uint32_t i = 0; i < plan->n_ranks; i++) TRY(plan_lower_rank(plan, i, err));
+  return PIPER_OK;
 }

@@ -584,6 +584,24 @@ static void account(RankPlan *r) {
   r->at_peak[MEM_WORKSPACE] += r->arena_bytes - sum;
 }
 
+static void count(RankPlan *r) {
+  memset(r->calls, 0, sizeof r->calls);
+  memset(r->moved, 0, sizeof r->moved);
+  for (size_t i = 0; i < r->instrs.n; i++) {
+    r->calls[r->instrs.at[i].kind]++;
+    r->moved[r->instrs.at[i].kind] += r->instrs.at[i].bytes;
+  }
+  r->n_waits = (uint32_t)r->waits.n;
+  r->kept_bytes = 0;
+  for (size_t k = 0; k < r->buffers.n; k++) {
+    const Buffer *b = &r->buffers.at[k];
+    const bool kept =
+        b->role == BUFFER_PARAMS || b->role == BUFFER_GRADS || b->role == BUFFER_STATE;
+    if (kept && b->offset + b->bytes > r->kept_bytes) r->kept_bytes = b->offset + b->bytes;
+  }
+  r->kept_bytes = aligned(r->kept_bytes);
+}
+
 /* The other ways, after AVOID_WAITS; the smallest arena stays. */
 static bool make_smaller(Mem *m, uint64_t base, uint64_t bound, uint64_t slack) {
   uint64_t best_end = m->end;
@@ -601,7 +619,6 @@ static bool make_smaller(Mem *m, uint64_t base, uint64_t bound, uint64_t slack) 
 
 /* Parameters that another plan keeps, behind the rank's own arena. */
 static bool share_params(RankPlan *r, const RankPlan *trains) {
-  const uint64_t kept = plan_kept_bytes(trains);
   for (size_t k = 0; k < r->buffers.n; k++) {
     Buffer *b = &r->buffers.at[k];
     if (b->role != BUFFER_PARAMS) continue;
@@ -615,7 +632,7 @@ static bool share_params(RankPlan *r, const RankPlan *trains) {
     if (of == NULL) return false;
     b->offset = r->arena_bytes + of->offset;
   }
-  r->shared_bytes = kept;
+  r->shared_bytes = trains->kept_bytes;
   return true;
 }
 
@@ -649,6 +666,8 @@ static Placed place_rank(RankPlan *r, uint64_t limit, const RankPlan *trains) {
   result = trains == NULL || share_params(r, trains) ? PLACED : NOT_SHARED;
   resolve(r);
   account(r);
+  count(r);
+  r->made = true;
 out:
   free(m.before), free(m.seen), free(m.segment), free(m.offset);
   clocks_free(&m.clocks);
@@ -658,18 +677,26 @@ out:
   return result;
 }
 
-PiperStatus plan_place_memory(Plan *plan, PiperErr *err) {
-  for (uint32_t i = 0; i < plan->n_ranks; i++) {
-    RankPlan *r = &plan->ranks[i];
-    const RankPlan *trains = plan->trains != NULL ? plan_rank(plan->trains, r->rank) : NULL;
-    uint64_t limit = plan->options.memory_limit;
+PiperStatus plan_place_rank(Plan *plan, uint32_t index, PiperErr *err) {
+  RankPlan *r = &plan->ranks[index];
+  const RankPlan *trains = NULL;
+  uint64_t limit = plan->options.memory_limit;
+  Placed result = NOT_SHARED;
+  if (plan->trains != NULL && (trains = plan_rank(plan->trains, r->rank)) != NULL) {
+    TRY(plan_lists_of(plan->trains, (uint32_t)(trains - plan->trains->ranks), err));
     /* It runs while the other one does not: best within what that has besides what it keeps. */
-    if (trains != NULL) limit = trains->arena_bytes - plan_kept_bytes(trains);
-    Placed result = plan->trains != NULL && trains == NULL ? NOT_SHARED : place_rank(r, limit, trains);
-    if (result == NO_MEMORY) return err_nomem(err, "the memory plan");
-    if (result == NOT_SHARED)
-      return err_set(err, PIPER_EBUG, "rank %d does not keep the parameters that the other plan keeps there",
-                     (int)r->rank);
+    limit = trains->arena_bytes - trains->kept_bytes;
   }
+  if (plan->trains == NULL || trains != NULL) result = place_rank(r, limit, trains);
+  if (result == NO_MEMORY) return err_nomem(err, "the memory plan");
+  if (result == NOT_SHARED)
+    return err_set(err, PIPER_EBUG,
+                   "rank %d does not keep the parameters that the other plan keeps there",
+                   (int)r->rank);
+  return PIPER_OK;
+}
+
+PiperStatus plan_place_memory(Plan *plan, PiperErr *err) {
+  for (uint32_t i = 0; i < plan->n_ranks; i++) TRY(plan_place_rank(plan, i, err));
   return PIPER_OK;
 }

@@ -2,6 +2,7 @@
 
 #include "base/bytes.h"
 #include "plan/plan_comm.h"
+#include "plan/plan_lower.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -249,19 +250,6 @@ static bool put_nodes(const Plan *p, Text *t) {
   return put(t, "\n");
 }
 
-typedef struct Traffic {
-  uint64_t calls[INSTR_KIND_COUNT], bytes[INSTR_KIND_COUNT];
-} Traffic;
-
-static Traffic traffic_of(const RankPlan *r) {
-  Traffic t = {{0}, {0}};
-  for (size_t i = 0; i < r->instrs.n; i++) {
-    t.calls[r->instrs.at[i].kind]++;
-    t.bytes[r->instrs.at[i].kind] += r->instrs.at[i].bytes;
-  }
-  return t;
-}
-
 static void seconds_text(double s, char *buf, size_t n) {
   if (s >= 1) snprintf(buf, n, "%.3g s", s);
   else if (s >= 1e-3) snprintf(buf, n, "%.3g ms", s * 1e3);
@@ -271,11 +259,10 @@ static void seconds_text(double s, char *buf, size_t n) {
 static bool put_instrs(const Plan *p, Text *t) {
   uint64_t all[INSTR_KIND_COUNT] = {0}, n = 0, waits = 0, added = 0;
   for (uint32_t r = 0; r < p->n_ranks; r++) {
-    const Traffic x = traffic_of(&p->ranks[r]);
-    for (int k = 0; k < INSTR_KIND_COUNT; k++) all[k] += x.calls[k];
-    n += p->ranks[r].instrs.n;
-    waits += p->ranks[r].waits.n;
-    added += p->ranks[r].waits_added;
+    const RankPlan *x = &p->ranks[r];
+    for (int k = 0; k < INSTR_KIND_COUNT; k++) all[k] += x->calls[k], n += x->calls[k];
+    waits += x->n_waits;
+    added += x->waits_added;
   }
   List l;
   if (!list_begin(&l, t, "instructions", NAME_WIDTH) ||
@@ -356,14 +343,14 @@ static bool put_traffic(const Plan *p, Text *t) {
   bool held = put(t, "\na step of each rank\n%-6s%9s%13s%9s%13s%13s%13s%11s%9s\n", "rank", "sends",
                   "bytes", "recvs", "bytes", "collectives", "bytes", "runs", "busy");
   for (uint32_t r = 0; held && r < p->n_ranks; r++) {
-    const Traffic x = traffic_of(&p->ranks[r]);
+    const RankPlan *x = &p->ranks[r];
     uint64_t calls = 0, bytes = 0;
     for (int k = INSTR_ALL_REDUCE; k < INSTR_KIND_COUNT; k++)
-      calls += x.calls[k], bytes += x.bytes[k];
+      calls += x->calls[k], bytes += x->moved[k];
     held = put(t, "%-6d%9llu%13s%9llu%13s%13llu%13s%11llu", p->ranks[r].rank,
-               (unsigned long long)x.calls[INSTR_SEND], bytes_text(x.bytes[INSTR_SEND]).text,
-               (unsigned long long)x.calls[INSTR_RECV], bytes_text(x.bytes[INSTR_RECV]).text,
-               (unsigned long long)calls, bytes_text(bytes).text, (unsigned long long)x.calls[INSTR_RUN]);
+               (unsigned long long)x->calls[INSTR_SEND], bytes_text(x->moved[INSTR_SEND]).text,
+               (unsigned long long)x->calls[INSTR_RECV], bytes_text(x->moved[INSTR_RECV]).text,
+               (unsigned long long)calls, bytes_text(bytes).text, (unsigned long long)x->calls[INSTR_RUN]);
     if (p->busy_seconds != NULL && p->predicted_seconds > 0)
       held = held && put(t, "%8.1f%%", 100 * p->busy_seconds[r] / p->predicted_seconds);
     else held = held && put(t, "%9s", "-");
@@ -381,34 +368,44 @@ static bool same_line(const CommRow *a, const CommRow *b) {
          strncmp(a->stream, b->stream, (size_t)n) == 0;
 }
 
-/* Alike over all buckets and ranks: a line each. */
+/* Rows alike over all buckets and ranks. */
+typedef struct CommLine {
+  const CommRow *first;
+  uint64_t calls, bytes;
+  uint32_t buckets, last;
+} CommLine;
+typedef VEC(CommLine) CommLines;
+
+static bool add_to_line(CommLines *lines, const CommRow *row) {
+  size_t k = 0;
+  while (k < lines->n && !same_line(lines->at[k].first, row)) k++;
+  if (k == lines->n && !vec_push(lines, (CommLine){.first = row})) return false;
+  CommLine *line = &lines->at[k];
+  line->calls += row->calls;
+  line->bytes += row->bytes;
+  line->buckets += row->bucket != line->last;
+  line->last = row->bucket;
+  return true;
+}
+
 static bool put_communication(const Plan *p, Text *t) {
   CommRows rows = {0};
+  CommLines lines = {0};
   bool held = plan_communication(p, &rows, NULL) == PIPER_OK;
-  if (held && rows.n > 0)
+  for (size_t k = 0; held && k < rows.n; k++) held = add_to_line(&lines, &rows.at[k]);
+  if (held && lines.n > 0)
     held = put(t, "\ncommunication of a step\n%-16s%-12s%-24s%9s%9s%13s\n", "kind", "what",
                "stream", "buckets", "calls", "bytes");
-  for (size_t k = 0; held && k < rows.n; k++) {
-    const CommRow *first = &rows.at[k];
-    uint64_t calls = 0, bytes = 0;
-    uint32_t buckets = 0, last = 0;
-    bool seen = false;
-    for (size_t i = 0; i < k && !seen; i++) seen = same_line(&rows.at[i], first);
-    for (size_t i = k; i < rows.n && !seen; i++) {
-      if (!same_line(&rows.at[i], first)) continue;
-      calls += rows.at[i].calls;
-      bytes += rows.at[i].bytes;
-      buckets += rows.at[i].bucket != last;
-      last = rows.at[i].bucket;
-    }
-    if (seen) continue;
+  for (size_t k = 0; held && k < lines.n; k++) {
+    const CommLine *line = &lines.at[k];
+    const CommRow *first = line->first;
     held = put(t, "%-16s%-12s%-24.*s", first->group != 0 ? INSTR_NAME[first->kind] : "transfer",
                COMM_WHAT_NAME[first->what], stream_length(first), first->stream);
-    if (first->bucket != 0) held = held && put(t, "%9u", buckets);
+    if (first->bucket != 0) held = held && put(t, "%9u", line->buckets);
     else held = held && put(t, "%9s", "-");
-    held = held && put(t, "%9llu%13s\n", (unsigned long long)calls, bytes_text(bytes).text);
+    held = held && put(t, "%9llu%13s\n", (unsigned long long)line->calls, bytes_text(line->bytes).text);
   }
-  vec_free(&rows);
+  vec_free(&rows), vec_free(&lines);
   return held;
 }
 
@@ -434,6 +431,8 @@ static bool put_streams(const Plan *p, Text *t) {
 
 PiperStatus plan_table(const Plan *plan, char **out, PiperErr *err) {
   Text t = {0};
+  TRY(plan_lists(plan, err));
+  TRY(plan_find_wait_cost((Plan *)plan, err));
   const bool held =
       put_head(plan, &t) && put_nodes(plan, &t) && put_instrs(plan, &t) &&
       put_prediction(plan, &t) &&

@@ -506,6 +506,7 @@ PiperStatus plan_verify(const Plan *plan, PlanProof *proof, PiperErr *err) {
   Verifier v = {.plan = plan, .err = err};
   PiperStatus st = PIPER_OK;
   uint64_t n = 0;
+  TRY(plan_lists(plan, err));
   v.first = malloc((plan->n_ranks + 1) * sizeof *v.first);
   if (v.first == NULL) return verify_nomem(&v);
   for (uint32_t r = 0; r < plan->n_ranks; r++) {

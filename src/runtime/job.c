@@ -146,6 +146,7 @@ PiperStatus job_open(const Plan *plan, const JobConfig *cfg, Job **out, PiperErr
   if (plan->trains != (cfg->trains != NULL ? cfg->trains->plan : NULL))
     return err_set(err, PIPER_EBUG, "job: not the plan whose parameters this one uses");
   if (cfg->trains != NULL) TRY(check_alive(cfg->trains, err));
+  TRY(plan_lists(plan, err));
   Job *job = calloc(1, sizeof *job);
   if (job == NULL) return err_nomem(err, "job");
   job->plan = plan;

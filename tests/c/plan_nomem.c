@@ -9,9 +9,8 @@ enum { ACTIONS, TABLE, LIST, DOT, N_TEXTS };
 
 static PiperStatus whole_way(Plan *p, char **texts, PiperErr *err) {
   TRY(plan_find_world(p, err));
-  TRY(plan_lower(p, err));
-  TRY(plan_place_memory(p, err));
-  plan_compute_digest(p);
+  TRY(plan_make(p, err));
+  TRY(plan_compute_digest(p, err));
   TRY(plan_verify(p, NULL, err));
   TRY(plan_actions(p, &texts[ACTIONS], err));
   TRY(plan_table(p, &texts[TABLE], err));

@@ -54,7 +54,7 @@ static void measure(const char *name, TestStrategy *t, bool scheduled, bool sing
     if (plan_place_memory(p, &err) != PIPER_OK) bail(err.text);
     seconds[1] = now() - start;
     start = now();
-    plan_compute_digest(p);
+    if (plan_compute_digest(p, &err) != PIPER_OK) bail(err.text);
     seconds[2] = now() - start;
     start = now();
     if (plan_verify(p, &proof, &err) != PIPER_OK) bail(err.text);

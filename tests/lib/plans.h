@@ -110,8 +110,8 @@ static inline Plan *plans_lowered(const Graph *g, const TestStrategy *t, PlanSpe
 static inline Plan *plans_made(const Graph *g, const TestStrategy *t, PlanSpec x, PiperErr *err) {
   Plan *p = plans_lowered(g, t, x, err);
   if (p == NULL) return NULL;
-  if (plan_place_memory(p, err) != PIPER_OK) bail(err->text);
-  plan_compute_digest(p);
+  if (plan_place_memory(p, err) != PIPER_OK || plan_compute_digest(p, err) != PIPER_OK)
+    bail(err->text);
   return p;
 }
 
