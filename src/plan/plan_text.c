@@ -1,6 +1,7 @@
 #include "plan/plan_text.h"
 
 #include "base/bytes.h"
+#include "base/hash.h"
 #include "plan/plan_comm.h"
 #include "plan/plan_lower.h"
 
@@ -10,6 +11,14 @@
 
 #define NONE UINT32_MAX
 #define WIDTH 100
+
+enum {
+  GROUP_ABOVE = 32,    /* ranks: of more, those that have the same text share it */
+  MAX_TIMED = 1 << 19, /* instructions: of more, what waits cost is not looked at */
+  NAME_WIDTH = 14,
+  RANK_WIDTH = 6,
+  GROUP_WIDTH = 10, /* of ranks */
+};
 
 typedef VEC(char) Text;
 
@@ -30,12 +39,116 @@ static bool put(Text *t, const char *fmt, ...) {
 static PiperStatus finish(Text *t, bool held, char **out, PiperErr *err) {
   if (!held || !vec_reserve(t, 1)) {
     vec_free(t);
+    if (err != NULL && err->code != PIPER_OK) return err->code;
     return err_nomem(err, "the text of a plan");
   }
   if (t->n > 0 && t->at[t->n - 1] == '\n') t->n--;
   t->at[t->n] = '\0';
   *out = t->at;
   return PIPER_OK;
+}
+
+/* ---- ranks that have the same text ------------------------------------------------------------- */
+
+/* What is said of a rank, without its number. */
+typedef bool PutRank(void *ctx, const Plan *p, uint32_t index, Text *t);
+
+typedef struct Group {
+  size_t at, n;               /* its text */
+  uint32_t first, last, size; /* its ranks, by index */
+} Group;
+
+typedef struct Groups {
+  Text text;
+  VEC(Group) at;            /* in the order of their first ranks */
+  uint32_t *group_of;       /* by rank index */
+  uint32_t *next;           /* by rank index: the next one of its group; NONE */
+  uint32_t *slots, n_slots; /* hash table: 1 + group */
+} Groups;
+
+static void groups_free(Groups *g) {
+  vec_free(&g->text), vec_free(&g->at);
+  free(g->group_of), free(g->next), free(g->slots);
+}
+
+/* The group whose text is the newest one, which goes if there is such a group already. */
+static bool find_group(Groups *g, size_t at, uint32_t *out) {
+  const size_t n = g->text.n - at;
+  uint32_t i = (uint32_t)hash_of(g->text.at + at, n) & (g->n_slots - 1);
+  for (; g->slots[i] != 0; i = (i + 1) & (g->n_slots - 1)) {
+    const Group *x = &g->at.at[g->slots[i] - 1];
+    if (x->n != n || memcmp(g->text.at + x->at, g->text.at + at, n) != 0) continue;
+    g->text.n = at;
+    *out = g->slots[i] - 1;
+    return true;
+  }
+  *out = (uint32_t)g->at.n;
+  g->slots[i] = *out + 1;
+  return vec_push(&g->at, ((Group){.at = at, .n = n, .first = NONE}));
+}
+
+/* 'alike': ranks of one class have one text. */
+static bool groups_make(const Plan *p, PutRank *put_rank, void *ctx, bool alike, Groups *g) {
+  *g = (Groups){.n_slots = 64};
+  while (g->n_slots < 2 * p->n_ranks) g->n_slots *= 2;
+  g->group_of = malloc(p->n_ranks * sizeof *g->group_of);
+  g->next = malloc(p->n_ranks * sizeof *g->next);
+  g->slots = calloc(g->n_slots, sizeof *g->slots);
+  if (g->group_of == NULL || g->next == NULL || g->slots == NULL) return false;
+  for (uint32_t r = 0; r < p->n_ranks; r++) {
+    const size_t at = g->text.n;
+    uint32_t k;
+    if (alike && p->ranks[r].like < r) k = g->group_of[p->ranks[r].like];
+    else if (!put_rank(ctx, p, r, &g->text) || !find_group(g, at, &k)) return false;
+    Group *x = &g->at.at[k];
+    g->group_of[r] = k;
+    g->next[r] = NONE;
+    if (x->size++ == 0) x->first = r;
+    else g->next[x->last] = r;
+    x->last = r;
+  }
+  return true;
+}
+
+/* "0-255", "0-3,8"; "0.. (64)" where 64 ranks are too many to name. */
+static void group_label(const Plan *p, const Groups *g, const Group *x, char *buf, size_t size) {
+  size_t n = 0;
+  for (uint32_t r = x->first, end; r != NONE; r = end) {
+    uint32_t last = r;
+    for (end = g->next[r]; end != NONE && p->ranks[end].rank == p->ranks[last].rank + 1;)
+      last = end, end = g->next[end];
+    const char *comma = n > 0 ? "," : "";
+    const int wrote = last == r ? snprintf(buf + n, size - n, "%s%d", comma, p->ranks[r].rank)
+                                : snprintf(buf + n, size - n, "%s%d-%d", comma, p->ranks[r].rank,
+                                           p->ranks[last].rank);
+    n += (size_t)wrote;
+    if (n < size) continue;
+    snprintf(buf, size, "%d.. (%u)", p->ranks[x->first].rank, x->size);
+    return;
+  }
+}
+
+static bool grouped(const Plan *p) { return p->n_ranks > GROUP_ABOVE; }
+static int rank_width(const Plan *p) { return grouped(p) ? GROUP_WIDTH : RANK_WIDTH; }
+
+/* Of each rank, or group of ranks. */
+static bool put_ranks(const Plan *p, PutRank *put_rank, void *ctx, bool alike, Text *t) {
+  Groups g = {0};
+  bool held = true;
+  if (!grouped(p)) {
+    for (uint32_t r = 0; held && r < p->n_ranks; r++)
+      held = put(t, "%-*d", RANK_WIDTH, p->ranks[r].rank) && put_rank(ctx, p, r, t);
+    return held;
+  }
+  held = groups_make(p, put_rank, ctx, alike, &g);
+  for (size_t k = 0; held && k < g.at.n; k++) {
+    char label[14];
+    group_label(p, &g, &g.at.at[k], label, sizeof label);
+    held =
+        put(t, "%-*s %.*s", GROUP_WIDTH - 1, label, (int)g.at.at[k].n, g.text.at + g.at.at[k].at);
+  }
+  groups_free(&g);
+  return held;
 }
 
 /* ---- actions --------------------------------------------------------------------------------- */
@@ -52,13 +165,22 @@ typedef VEC(Act) ActVec;
 typedef struct Actions {
   const Plan *plan;
   int32_t *stage;        /* by chunk; -1: outside every stage */
-  uint32_t *rank_index;  /* by rank */
-  ActVec *acts;          /* by rank index */
+  ActVec *acts;          /* by rank index; of the first rank of each class */
   ActVec sorted;         /* of one rank, those of orders: by order, group, member, place */
   U32Vec group;          /* of one rank, by place: where its group begins in 'sorted'; NONE */
   VEC(uint64_t) printed; /* hash set: 1 + key */
   size_t n_printed;
 } Actions;
+
+static bool find_firsts(const Plan *p, uint32_t set, U32Vec *out) {
+  const DevSets *sets = p->dag->devsets;
+  out->n = 0;
+  for (uint32_t j = 0; j < devsets_size(sets, set); j++) {
+    const int32_t at = devsets_position(sets, p->world, devsets_ranks(sets, set)[j]);
+    if (p->ranks[at].like == (uint32_t)at && !vec_push(out, (uint32_t)at)) return false;
+  }
+  return true;
+}
 
 static bool list_acts(Actions *w) {
   const Plan *p = w->plan;
@@ -66,29 +188,31 @@ static bool list_acts(Actions *w) {
   const Graph *g = p->graph;
   const uint32_t pp = intern_find(g->names, "PP");
   const bool stages = pp != 0 && pp < g->tag_entries.n && g->tag_entries.at[pp] != 0;
-  const int32_t *world = devsets_ranks(d->devsets, p->world);
+  U32Vec firsts = {0}; /* of the device set at hand: first ranks of classes */
+  uint32_t set = 0;
+  bool held = true;
   w->stage = malloc((g->chunks.n + 1) * sizeof *w->stage);
-  w->rank_index = calloc((size_t)world[p->n_ranks - 1] + 1, sizeof *w->rank_index);
   w->acts = calloc(p->n_ranks, sizeof *w->acts);
-  if (w->stage == NULL || w->rank_index == NULL || w->acts == NULL) return false;
-  for (uint32_t i = 0; i < p->n_ranks; i++) w->rank_index[world[i]] = i;
+  if (w->stage == NULL || w->acts == NULL) return false;
   for (uint32_t c = 1; c <= graph_n_chunks(g); c++)
     w->stage[c] = stages ? graph_scope_index(g, graph_chunk(g, (ChunkId){c})->scope, pp) : 0;
-  for (uint32_t k = 0; k < p->n_order; k++) {
+  for (uint32_t k = 0; held && k < p->n_order; k++) {
     const uint32_t n = p->order[k];
     if (d->kind[n] != NODE_COMPUTE) continue;
-    for (uint32_t j = 0; j < devsets_size(d->devsets, d->devs[n]); j++) {
-      ActVec *acts = &w->acts[w->rank_index[devsets_ranks(d->devsets, d->devs[n])[j]]];
+    if (d->devs[n] != set) held = find_firsts(p, set = d->devs[n], &firsts);
+    for (size_t j = 0; held && j < firsts.n; j++) {
+      ActVec *acts = &w->acts[firsts.at[j]];
       const Act act = {.key = (uint64_t)(w->stage[d->chunk[n]] + 1) << 40 |
                               (uint64_t)d->pass[n] << 32 | d->mb[n],
                        .order_of = d->order_of[n],
                        .group = d->group[n],
                        .member = d->member[n],
                        .place = (uint32_t)acts->n};
-      if (!vec_push(acts, act)) return false;
+      held = vec_push(acts, act);
     }
   }
-  return true;
+  vec_free(&firsts);
+  return held;
 }
 
 static int by_group(const void *a, const void *b) {
@@ -169,7 +293,9 @@ static bool put_group(Actions *w, Text *t, uint32_t first) {
   return n < 2 || put(t, ")");
 }
 
-static bool put_rank(Actions *w, Text *t, const ActVec *acts) {
+static bool put_acts(void *ctx, const Plan *p, uint32_t index, Text *t) {
+  Actions *w = ctx;
+  const ActVec *acts = &w->acts[p->ranks[index].like];
   const size_t line = t->n;
   if (!find_groups(w, acts)) return false;
   if (w->printed.cap > 0) memset(w->printed.at, 0, w->printed.cap * sizeof *w->printed.at);
@@ -193,11 +319,26 @@ static bool put_rank(Actions *w, Text *t, const ActVec *acts) {
 PiperStatus plan_actions(const Plan *plan, char **out, PiperErr *err) {
   Actions w = {.plan = plan};
   Text t = {0};
+  Groups g = {0};
   bool held = list_acts(&w);
-  for (uint32_t r = 0; held && r < plan->n_ranks; r++) held = put_rank(&w, &t, &w.acts[r]);
+  const bool groups = held && grouped(plan);
+  if (groups) held = groups_make(plan, put_acts, &w, true, &g);
+  if (groups && held && g.at.n < plan->n_ranks) {
+    for (size_t k = 0; held && k < g.at.n; k++) {
+      char label[64];
+      group_label(plan, &g, &g.at.at[k], label, sizeof label);
+      held = put(&t, "%s: ", label) && vec_reserve(&t, g.at.at[k].n + 1);
+      if (!held) break;
+      memcpy(t.at + t.n, g.text.at + g.at.at[k].at, g.at.at[k].n);
+      t.n += g.at.at[k].n;
+    }
+  } else {
+    for (uint32_t r = 0; held && r < plan->n_ranks; r++) held = put_acts(&w, plan, r, &t);
+  }
+  groups_free(&g);
   if (w.acts != NULL)
     for (uint32_t r = 0; r < plan->n_ranks; r++) vec_free(&w.acts[r]);
-  free(w.stage), free(w.rank_index), free(w.acts), free(w.printed.at);
+  free(w.stage), free(w.acts), free(w.printed.at);
   vec_free(&w.sorted), vec_free(&w.group);
   return finish(&t, held, out, err);
 }
@@ -232,8 +373,6 @@ static bool list_item(List *l, const char *fmt, ...) {
   return put(l->text, "%s", item);
 }
 
-enum { NAME_WIDTH = 14 };
-
 static bool put_nodes(const Plan *p, Text *t) {
   uint32_t kinds[NODE_KIND_COUNT] = {0}, passes[PASS_COUNT] = {0};
   for (uint32_t k = 0; k < p->n_order; k++) {
@@ -256,7 +395,8 @@ static void seconds_text(double s, char *buf, size_t n) {
   else snprintf(buf, n, "%.3g us", s * 1e6);
 }
 
-static bool put_instrs(const Plan *p, Text *t) {
+/* 'timed': what the waits cost is known. */
+static bool put_instrs(const Plan *p, bool timed, Text *t) {
   uint64_t all[INSTR_KIND_COUNT] = {0}, n = 0, waits = 0, added = 0;
   for (uint32_t r = 0; r < p->n_ranks; r++) {
     const RankPlan *x = &p->ranks[r];
@@ -273,7 +413,7 @@ static bool put_instrs(const Plan *p, Text *t) {
         !list_item(&l, "%s %llu", INSTR_NAME[k], (unsigned long long)all[k]))
       return false;
   char cost[40] = "";
-  if (added > 0 && p->node_seconds != NULL) {
+  if (added > 0 && timed) {
     memcpy(cost, ", ", 3);
     seconds_text(p->waits_seconds, cost + 2, sizeof cost - 2);
   }
@@ -326,37 +466,44 @@ static bool put_head(const Plan *p, Text *t) {
   return put(t, "\n");
 }
 
+static int memory_width(const Plan *p) { return grouped(p) ? 12 : 13; }
+
+static bool put_rank_memory(void *ctx, const Plan *p, uint32_t index, Text *t) {
+  const RankPlan *r = &p->ranks[index];
+  bool held = true;
+  (void)ctx;
+  const int width = memory_width(p);
+  for (int c = 0; held && c < MEM_COUNT; c++)
+    held = put(t, "%*s", width, bytes_text(r->at_peak[c]).text);
+  return held && put(t, "%*s\n", width, bytes_text(r->arena_bytes).text);
+}
+
 static bool put_memory(const Plan *p, Text *t) {
-  bool held = put(t, "\nmemory of each rank at its peak\n%-6s", "rank");
-  for (int c = 0; c < MEM_COUNT; c++) held = held && put(t, "%13s", MEM_NAME[c]);
-  held = held && put(t, "%13s\n", "peak");
-  for (uint32_t r = 0; held && r < p->n_ranks; r++) {
-    held = put(t, "%-6d", p->ranks[r].rank);
-    for (int c = 0; held && c < MEM_COUNT; c++)
-      held = put(t, "%13s", bytes_text(p->ranks[r].at_peak[c]).text);
-    held = held && put(t, "%13s\n", bytes_text(p->ranks[r].arena_bytes).text);
-  }
-  return held;
+  bool held = put(t, "\nmemory of each rank at its peak\n%-*s", rank_width(p), "rank");
+  const int width = memory_width(p);
+  for (int c = 0; c < MEM_COUNT; c++) held = held && put(t, "%*s", width, MEM_NAME[c]);
+  return held && put(t, "%*s\n", width, "peak") && put_ranks(p, put_rank_memory, NULL, false, t);
+}
+
+static bool put_rank_traffic(void *ctx, const Plan *p, uint32_t index, Text *t) {
+  const RankPlan *x = &p->ranks[index];
+  uint64_t calls = 0, bytes = 0;
+  (void)ctx;
+  for (int k = INSTR_ALL_REDUCE; k < INSTR_KIND_COUNT; k++)
+    calls += x->calls[k], bytes += x->moved[k];
+  if (!put(t, "%9llu%13s%9llu%13s%13llu%13s%11llu", (unsigned long long)x->calls[INSTR_SEND],
+           bytes_text(x->moved[INSTR_SEND]).text, (unsigned long long)x->calls[INSTR_RECV],
+           bytes_text(x->moved[INSTR_RECV]).text, (unsigned long long)calls, bytes_text(bytes).text,
+           (unsigned long long)x->calls[INSTR_RUN]))
+    return false;
+  if (p->busy_seconds == NULL || p->predicted_seconds <= 0) return put(t, "%9s\n", "-");
+  return put(t, "%8.1f%%\n", 100 * p->busy_seconds[index] / p->predicted_seconds);
 }
 
 static bool put_traffic(const Plan *p, Text *t) {
-  bool held = put(t, "\na step of each rank\n%-6s%9s%13s%9s%13s%13s%13s%11s%9s\n", "rank", "sends",
-                  "bytes", "recvs", "bytes", "collectives", "bytes", "runs", "busy");
-  for (uint32_t r = 0; held && r < p->n_ranks; r++) {
-    const RankPlan *x = &p->ranks[r];
-    uint64_t calls = 0, bytes = 0;
-    for (int k = INSTR_ALL_REDUCE; k < INSTR_KIND_COUNT; k++)
-      calls += x->calls[k], bytes += x->moved[k];
-    held = put(t, "%-6d%9llu%13s%9llu%13s%13llu%13s%11llu", p->ranks[r].rank,
-               (unsigned long long)x->calls[INSTR_SEND], bytes_text(x->moved[INSTR_SEND]).text,
-               (unsigned long long)x->calls[INSTR_RECV], bytes_text(x->moved[INSTR_RECV]).text,
-               (unsigned long long)calls, bytes_text(bytes).text, (unsigned long long)x->calls[INSTR_RUN]);
-    if (p->busy_seconds != NULL && p->predicted_seconds > 0)
-      held = held && put(t, "%8.1f%%", 100 * p->busy_seconds[r] / p->predicted_seconds);
-    else held = held && put(t, "%9s", "-");
-    held = held && put(t, "\n");
-  }
-  return held;
+  return put(t, "\na step of each rank\n%-*s%9s%13s%9s%13s%13s%13s%11s%9s\n", rank_width(p), "rank",
+             "sends", "bytes", "recvs", "bytes", "collectives", "bytes", "runs", "busy") &&
+         put_ranks(p, put_rank_traffic, NULL, false, t);
 }
 
 /* A base name without its channel: "pp_stream" of "pp_stream/F/0>1". */
@@ -409,35 +556,79 @@ static bool put_communication(const Plan *p, Text *t) {
   return held;
 }
 
-static bool put_streams(const Plan *p, Text *t) {
-  U32Vec n = {0};
-  bool held = put(t, "\ninstructions of each stream\n");
-  for (uint32_t r = 0; held && r < p->n_ranks; r++) {
-    const RankPlan *rank = &p->ranks[r];
-    char name[16];
-    List l;
-    n.n = 0;
-    for (size_t s = 0; held && s < rank->streams.n; s++) held = vec_push(&n, 0);
-    for (size_t i = 0; held && i < rank->instrs.n; i++) n.at[rank->instrs.at[i].stream]++;
-    snprintf(name, sizeof name, "%d", rank->rank);
-    held = held && list_begin(&l, t, name, 6);
-    for (size_t s = 0; held && s < rank->streams.n; s++)
-      held = list_item(&l, "%.60s %u", rank->streams.at[s].name, n.at[s]);
-    held = held && put(t, "\n");
+/* A stream, or of a group of ranks all channels of one name and direction: their peers differ. */
+typedef struct StreamCount {
+  char name[80];
+  uint32_t n;
+} StreamCount;
+typedef VEC(StreamCount) StreamCounts;
+
+static void stream_name(const RankPlan *r, const PlanStream *s, bool of_group, char *buf,
+                        size_t n) {
+  const char *channel = strrchr(s->name, '/');
+  int32_t from, to;
+  if (!of_group || channel == NULL || sscanf(channel, "/%d>%d", &from, &to) != 2)
+    snprintf(buf, n, "%.60s", s->name);
+  else
+    snprintf(buf, n, "%.*s %s", channel - s->name < 60 ? (int)(channel - s->name) : 60, s->name,
+             from == r->rank ? "sent" : "received");
+}
+
+static bool count_streams(const RankPlan *r, bool of_group, StreamCounts *out, U32Vec *index) {
+  for (size_t s = 0; s < r->streams.n; s++) {
+    StreamCount x = {.n = 0};
+    size_t k = 0;
+    stream_name(r, &r->streams.at[s], of_group, x.name, sizeof x.name);
+    while (k < out->n && (!of_group || strcmp(out->at[k].name, x.name) != 0)) k++;
+    if ((k == out->n && !vec_push(out, x)) || !vec_push(index, (uint32_t)k)) return false;
   }
-  vec_free(&n);
-  return held;
+  for (size_t i = 0; i < r->instrs.n; i++) out->at[index->at[r->instrs.at[i].stream]].n++;
+  return true;
+}
+
+/* Lists that are made for this go again. */
+static bool put_rank_streams(void *ctx, const Plan *p, uint32_t index, Text *t) {
+  RankPlan *r = &p->ranks[index];
+  const bool made = r->made;
+  StreamCounts counts = {0};
+  U32Vec number = {0};
+  List l = {.text = t, .indent = (uint32_t)rank_width(p)};
+  l.line = t->n - l.indent; /* the number is in front of it; less than nothing is fine */
+  bool held =
+      plan_lists_of(p, index, ctx) == PIPER_OK && count_streams(r, grouped(p), &counts, &number);
+  for (size_t k = 0; held && k < counts.n; k++)
+    held = list_item(&l, "%s %u", counts.at[k].name, counts.at[k].n);
+  if (!made) plan_drop_lists(r);
+  vec_free(&counts), vec_free(&number);
+  return held && put(t, "\n");
+}
+
+static bool put_streams(const Plan *p, Text *t, PiperErr *err) {
+  return put(t, "\ninstructions of each stream\n") && put_ranks(p, put_rank_streams, err, true, t);
+}
+
+/* What waits cost is looked at where it is no great work. */
+static PiperStatus find_wait_cost(const Plan *plan, bool *timed, PiperErr *err) {
+  uint64_t n = 0, added = 0;
+  for (uint32_t r = 0; r < plan->n_ranks; r++) {
+    for (int k = 0; k < INSTR_KIND_COUNT; k++) n += plan->ranks[r].calls[k];
+    added += plan->ranks[r].waits_added;
+  }
+  *timed = added > 0 && plan->node_seconds != NULL && n <= MAX_TIMED;
+  if (!*timed) return PIPER_OK;
+  TRY(plan_lists(plan, err));
+  return plan_find_wait_cost((Plan *)plan, err);
 }
 
 PiperStatus plan_table(const Plan *plan, char **out, PiperErr *err) {
   Text t = {0};
-  TRY(plan_lists(plan, err));
-  TRY(plan_find_wait_cost((Plan *)plan, err));
+  bool timed;
+  TRY(find_wait_cost(plan, &timed, err));
   const bool held =
-      put_head(plan, &t) && put_nodes(plan, &t) && put_instrs(plan, &t) &&
+      put_head(plan, &t) && put_nodes(plan, &t) && put_instrs(plan, timed, &t) &&
       put_prediction(plan, &t) &&
       put(&t, "%-*s%016llx\n", NAME_WIDTH, "digest", (unsigned long long)plan->digest) &&
       put_memory(plan, &t) && put_traffic(plan, &t) && put_communication(plan, &t) &&
-      put_streams(plan, &t);
+      put_streams(plan, &t, err);
   return finish(&t, held, out, err);
 }

@@ -139,8 +139,86 @@ static void table(void) {
   strategy_clear(&t);
 }
 
+static bool has(const char *text, const char *line) {
+  const bool found = strstr(text, line) != NULL;
+  if (!found) diag("%s\nis not in\n%s", line, text);
+  return found;
+}
+
+/* n stages on 'replicas' devices each, from 'step' to 'step'. */
+static Plan *replicas_of(const Graph *g, TestStrategy *t, int n, int replicas, int step) {
+  PiperErr err = {0};
+  strategy_split(t, "", "MB", 2);
+  for (int i = 0; i < n; i++) {
+    char filter[16], devices[256];
+    size_t at = 0;
+    for (int j = 0; j < replicas; j++)
+      at += (size_t)snprintf(devices + at, sizeof devices - at, "%s%d", j > 0 ? "," : "",
+                             step == 1 ? i * replicas + j : i + step * j);
+    snprintf(filter, sizeof filter, "PP=%d", i);
+    strategy_place(t, filter, devices);
+    if (replicas > 1) strategy_replicate(t, filter, devices);
+  }
+  Plan *p = plans_prepared(g, t, (PlanSpec){.batch = 2 * replicas}, &err);
+  if (p == NULL || plan_find_world(p, &err) != PIPER_OK || plan_make(p, &err) != PIPER_OK)
+    bail(err.text);
+  return p;
+}
+
+/* Of many ranks those that have the same text share it. */
+static void many(void) {
+  Graph *g = model_chain(3);
+  TestStrategy t = {0};
+  PiperErr err = {0};
+  char *text;
+  Plan *p = replicas_of(g, &t, 3, 12, 1);
+  if (plan_actions(p, &text, &err) != PIPER_OK) bail(err.text);
+  is_str(text, "0-11: 0F0 0F1 0B0 0B1\n12-23: 1F0 1F1 1B0 1B1\n24-35: 2F0 2F1 2B0 2B1",
+         "36 ranks: replicas share a line");
+  free(text);
+  if (plan_table(p, &text, &err) != PIPER_OK) bail(err.text);
+  ok(has(text, "\n0-11              64 B        64 B           0        64 B") &&
+         has(text, "\n24-35             64 B        64 B           0        48 B"),
+     "memory by groups of ranks");
+  ok(has(text,
+         "\n0,24              2         32 B        2         32 B            2         88 B     "
+         "     6") &&
+         has(text,
+             "\n13-23             4         64 B        4         64 B            2         88 B"
+             "          5"),
+     "what they do in a step: the first one of each stage has its norm");
+  ok(has(text, "\n13-23     pp_stream/F received 2, default_stream 5, pp_stream/F sent 2, "
+               "pp_stream/B received 2,\n          pp_stream/B sent 2, dp_stream 2\n"),
+     "streams, all channels of a name and direction together");
+  bool made = false;
+  for (uint32_t r = 0; r < p->n_ranks; r++) made |= p->ranks[r].made != (p->ranks[r].like == r);
+  ok(!made, "lists that were not there are not there again");
+  free(text);
+  plan_free(p);
+  strategy_clear(&t);
+  p = replicas_of(g, &t, 3, 12, 3);
+  if (plan_actions(p, &text, &err) != PIPER_OK) bail(err.text);
+  ok(has(text, "0,3,6,9,12,15,18,21,24,27,30,33: 0F0"), "ranks that are not neighbours");
+  free(text);
+  if (plan_table(p, &text, &err) != PIPER_OK) bail(err.text);
+  ok(has(text, "\n0.. (12) "), "too many to name in a column");
+  free(text);
+  plan_free(p);
+  strategy_clear(&t);
+  graph_free(g);
+  g = model_chain(33);
+  p = replicas_of(g, &t, 33, 1, 1);
+  if (plan_actions(p, &text, &err) != PIPER_OK) bail(err.text);
+  ok(strncmp(text, "0F0 0F1 0B0 0B1\n1F0", 18) == 0, "no two ranks alike: one line a rank");
+  free(text);
+  plan_free(p);
+  strategy_clear(&t);
+  graph_free(g);
+}
+
 int main(void) {
   actions();
   table();
+  many();
   return done_testing();
 }
