@@ -38,6 +38,12 @@ function STAGE.shared(s, n, h, kept) -- what the second stage makes is read by a
   return h
 end
 
+function STAGE.nested(s, n, h, kept) -- the output of stage s goes to stage n - 1 - s as well
+  h = block(kept[n - 1 - s] and h + kept[n - 1 - s] or h, s)
+  kept[s] = h
+  return h
+end
+
 function STAGE.uneven(s, _, h)
   for l = 0, s == 0 and 2 or s % 2 do h = block(h, s, l) end
   return h
@@ -61,8 +67,8 @@ function STAGE.tied(s, n, h) -- embedding and head are one parameter
   return s == n - 1 and nn.linear(h, "embed", { out = 5, bias = false }) or h
 end
 
-M.kinds = { "plain", "skip", "shared", "uneven", "no_parameters", "loss_stage", "frozen_first", "frozen_middle",
-  "reshape", "tied" }
+M.kinds = { "plain", "skip", "shared", "nested", "uneven", "no_parameters", "loss_stage", "frozen_first",
+  "frozen_middle", "reshape", "tied" }
 
 ---@param kind string one of M.kinds
 ---@param n integer stages, PP = 0 .. n-1
@@ -77,7 +83,7 @@ function M.model(kind, n)
       end)
     end
     if kind == "frozen_first" then m:freeze "^layer0%." end
-    if kind == "frozen_middle" then m:freeze "^layer1%." end
+    if kind == "frozen_middle" and n > 1 then m:freeze "^layer1%." end
   end)
 end
 
@@ -96,7 +102,7 @@ end
 function M.rate(step) return step < 3 and 0 or 1 / 64 end
 
 -- Runs 'plan' for three steps: losses, norm and every gradient of each step and the final parameters, as one
--- string that is equal only if every bit is.
+-- string that is equal only if every bit is; and the run's memory.
 function M.trace(plan, data)
   local run <close> = piper.train(plan, { data = data, seed = 3, lr = M.rate })
   local names = {}
@@ -115,7 +121,7 @@ function M.trace(plan, data)
   end
   for _, name in ipairs(names) do add("param " .. name, run:params(name)) end
   run:check_replicas()
-  return table.concat(out, "\n")
+  return table.concat(out, "\n"), run:memory()
 end
 
 -- The first line in which two traces differ.

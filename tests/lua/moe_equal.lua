@@ -3,6 +3,7 @@
 -- experts. EQUAL_SHORT=1 runs a covering part (for runs under random delays).
 local tap = require "tap"
 local exact = require "exact"
+local composed = require "composed"
 local piper = require "piper"
 local nn = piper.nn
 
@@ -31,37 +32,13 @@ local function model_of(stages, options, also)
   end, { init = { normal = 0.5 } })
 end
 
--- 'list' in groups of 'size', as shard takes them.
-local function groups_of(list, size)
-  local groups = {}
-  for i = 1, #list, size do groups[#groups + 1] = table.move(list, i, i + size - 1, 1, {}) end
-  return #groups == 1 and groups[1] or groups
-end
-
 -- The schedule's stages, each on 'devices' devices of its own rank: replicated ('flags' say more), and
 -- its experts spread over groups of 'parts' (0: no shard directive).
-local function strategy_of(schedule, spec, devices, parts, flags)
-  local sets = {}
-  for r = 1, spec.ranks do
-    sets[r] = {}
-    for j = 1, devices do sets[r][j] = (r - 1) * devices + j - 1 end
-  end
-  spec.devices = sets
-  local s = piper.strategy()
-  s:add(piper.schedules[schedule](spec))
-  for _, d in ipairs { table.unpack(s.directives) } do
-    if d.op == "place" and devices > 1 then
-      local replicate = { filter = d.filter, devices = d.devices }
-      for k, v in pairs(flags or {}) do replicate[k] = v end
-      s:replicate(replicate)
-    end
-    if d.op == "place" and parts > 0 then
-      local filter = { EP = "*" }
-      for k, v in pairs(d.filter) do filter[k] = v end
-      s:shard { filter = filter, devices = groups_of(d.devices, parts) }
-    end
-  end
-  return s
+local function strategy_of(schedule, ranks, microbatches, devices, parts, flags)
+  return composed.strategy {
+    list = composed.list(schedule, ranks, microbatches, devices), replicate = devices > 1 and (flags or {}) or nil,
+    group = parts > 0 and parts or nil,
+  }
 end
 
 local OPTIMIZER = piper.adamw { lr = 0.01, weight_decay = 0.1 }
@@ -100,7 +77,7 @@ for _, o in ipairs(CASES) do
         if not short or n % 7 == 0 then
           equal(("%s: %d stages, %s, %d microbatches, %d devices, groups of %d"):format(text, stages, schedule,
             microbatches, layout[1], layout[2]), model,
-            strategy_of(schedule, { ranks = stages, microbatches = microbatches }, layout[1], layout[2]),
+            strategy_of(schedule, stages, microbatches, layout[1], layout[2]),
             { clip_norm = n % 3 == 0 and 0.5 or nil })
         end
       end
@@ -108,45 +85,16 @@ for _, o in ipairs(CASES) do
   end
 end
 
--- ---- every schedule -------------------------------------------------------------------------------
-
-local SCHEDULES = {
-  gpipe = 2, one_f_one_b = 2, interleaved_one_f_one_b = 4, looped_bfs = 4, zb_h1 = 2, zb_h2 = 2,
-  interleaved_zero_bubble = 4, zbv = 4, dualpipe = 2, dualpipev = 4,
-}
-local names = {}
-for name in pairs(SCHEDULES) do names[#names + 1] = name end
-table.sort(names)
-for i, name in ipairs(names) do
-  local stages = SCHEDULES[name]
-  local model = model_of(stages, options_of { capacity_factor = 1.5, aux = 0.05 })
-  local spec = { ranks = 2, microbatches = 4, stages_per_rank = stages > 2 and 2 or nil }
-  if name ~= "dualpipe" then
-    equal(("%s, groups of 2 of 2"):format(name), model, strategy_of(name, spec, 2, 2, i % 2 == 0 and exact.zero[i % #exact.zero + 1][2]),
-      { batch = 16 })
-  end
-end
-
--- Both directions of DualPipe: each stage on two device sets, its experts on both.
-do
-  local s, spec = piper.strategy(), { ranks = 2, microbatches = 4, devices = { { 0, 1 }, { 2, 3 } } }
-  s:add(piper.schedules.dualpipe(spec))
-  s:shard { filter = { EP = "*" }, devices = { { 0, 1 }, { 2, 3 } } }
-  s:replicate { filter = { EP = "*" }, devices = { 0, 1, 2, 3 } }
-  s:replicate { filter = { EP = false }, devices = { 0, 1, 2, 3 } }
-  equal("dualpipe, groups of 2 in both directions", model_of(2, options_of {}), s, { batch = 16 })
-end
-
 -- ---- ZeRO over the devices that hold the same expert ------------------------------------------------
 
 for i, zero in ipairs(exact.zero) do
   equal(("%s: 4 devices, groups of 2"):format(zero[1]), model_of(2, options_of { aux = 0.1 }),
-    strategy_of("one_f_one_b", { ranks = 2, microbatches = 3 }, 4, 2, zero[2]), { clip_norm = i % 2 == 0 and 0.3 or nil })
+    strategy_of("one_f_one_b", 2, 3, 4, 2, zero[2]), { clip_norm = i % 2 == 0 and 0.3 or nil })
 end
 
 -- ---- other shapes of strategies -------------------------------------------------------------------
 
-local s = strategy_of("one_f_one_b", { ranks = 2, microbatches = 3 }, 2, 2)
+local s = strategy_of("one_f_one_b", 2, 3, 2, 2)
 for _, d in ipairs(s.directives) do
   if d.op == "shard" then d.stream = "dp_stream" end
 end
@@ -196,26 +144,26 @@ local tied = piper.model("tied", function(m)
     end)
   end
 end, { init = { normal = 0.5 } })
-equal("experts that two stages share", tied, strategy_of("one_f_one_b", { ranks = 2, microbatches = 3 }, 2, 2))
+equal("experts that two stages share", tied, strategy_of("one_f_one_b", 2, 3, 2, 2))
 equal("experts that two stages share, one of them spread", tied, (function()
-  local two = strategy_of("one_f_one_b", { ranks = 2, microbatches = 3 }, 2, 0)
+  local two = strategy_of("one_f_one_b", 2, 3, 2, 0)
   return two:shard { filter = { PP = 1, EP = "*" }, devices = { 2, 3 } }
 end)())
 
 for _, pattern in ipairs { "experts%.[01]%.", "%.experts%.", "%.gate%.", "experts%.%d%.up_proj" } do
   equal(("frozen: %s"):format(pattern), model_of(2, options_of { aux = 0.1 }, function(m) m:freeze(pattern) end),
-    strategy_of("zb_h1", { ranks = 2, microbatches = 4 }, 2, 2), { batch = 16 })
+    strategy_of("zb_h1", 2, 4, 2, 2), { batch = 16 })
 end
 
-local again = strategy_of("one_f_one_b", { ranks = 2, microbatches = 3 }, 2, 2)
+local again = strategy_of("one_f_one_b", 2, 3, 2, 2)
 again:recompute { filter = { PP = { 0, 1 } } }
 equal("recompute", model_of(2, options_of { capacity_factor = 0.5, aux = 0.1 }), again)
-local experts_again = strategy_of("gpipe", { ranks = 2, microbatches = 2 }, 4, 2)
+local experts_again = strategy_of("gpipe", 2, 2, 4, 2)
 experts_again:recompute { filter = { EP = "*" } }
 equal("recompute of experts only", model_of(2, options_of { capacity_factor = 0.5 }), experts_again)
 
 -- One queue for two members of a group that overlap: forward of one microbatch, backward of another.
-s = strategy_of("dualpipev", { ranks = 2, microbatches = 4, stages_per_rank = 2 }, 2, 2)
+s = strategy_of("dualpipev", 2, 4, 2, 2)
 equal("f32: dualpipev", model_of(4, options_of {}), s, { batch = 16, optimizer = piper.sgd { lr = 0.1 } })
 
 -- ---- gradients do not depend on the layout ----------------------------------------------------------
@@ -260,8 +208,7 @@ for _, x in ipairs {
   { "gpipe", 4 }, { "one_f_one_b", 4 }, { "interleaved_one_f_one_b", 2 }, { "zbv", 2 }, { "dualpipev", 2 },
 } do
   for devices = 1, 2 do
-    local spec = { ranks = x[2], microbatches = 4, stages_per_rank = x[2] == 2 and 2 or nil }
-    local got, dropped = gradients(balance, strategy_of(x[1], spec, devices, devices), "%.gate%.weight$")
+    local got, dropped = gradients(balance, strategy_of(x[1], x[2], 4, devices, devices), "%.gate%.weight$")
     local name = ("balance loss, %s, %d devices"):format(x[1], devices)
     same_gradients(name, got, want)
     tap.is(dropped, want_dropped, name .. ": dropped choices")
@@ -276,7 +223,7 @@ end } } do
   want = gradients(model, piper.strategy(), "%.experts%.")
   for _, parts in ipairs { 1, 2, 4 } do
     for _, zero in ipairs { false, "shard_optimizer", "shard_grads" } do
-      local got = gradients(model, strategy_of("gpipe", { ranks = 1, microbatches = 3 }, 4, parts, zero and { [zero] = true }),
+      local got = gradients(model, strategy_of("gpipe", 1, 3, 4, parts, zero and { [zero] = true }),
         "%.experts%.")
       same_gradients(("%s: groups of %d, %s"):format(x[1], parts, zero or "replicated"), got, want)
     end

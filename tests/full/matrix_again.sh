@@ -1,0 +1,12 @@
+# The covering part of the matrix again, when timing, queues and the memory at the start change.
+. "$srcdir/tests/lib/tap.sh"
+
+again() { # NAME VARIABLE=VALUE
+  env "$2" "$PIPER" "$srcdir/tests/lua/matrix.lua" >"$tmp/out" 2>&1
+  ok $? "$1"
+  grep -v '^ok' "$tmp/out" | sed 's/^/# /' | head -20
+}
+again "random sleeps" PIPER_JITTER=1:100
+again "one queue a rank" PIPER_STREAMS=1
+again "memory that starts as NaN" PIPER_POISON=1
+done_testing

@@ -1,0 +1,1 @@
+require "matrix".all "automatic" -- tests/lib/matrix.lua

@@ -1,0 +1,1 @@
+require "matrix".all "automatic_loop" -- tests/lib/matrix.lua

@@ -1,0 +1,1 @@
+require "matrix".all "automatic_v" -- tests/lib/matrix.lua

@@ -1,0 +1,1 @@
+require "matrix".all "dualpipe" -- tests/lib/matrix.lua

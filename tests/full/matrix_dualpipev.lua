@@ -1,0 +1,1 @@
+require "matrix".all "dualpipev" -- tests/lib/matrix.lua

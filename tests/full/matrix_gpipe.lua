@@ -1,0 +1,1 @@
+require "matrix".all "gpipe" -- tests/lib/matrix.lua

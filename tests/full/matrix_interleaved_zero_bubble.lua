@@ -1,0 +1,1 @@
+require "matrix".all "interleaved_zero_bubble" -- tests/lib/matrix.lua

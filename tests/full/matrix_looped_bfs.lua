@@ -1,0 +1,1 @@
+require "matrix".all "looped_bfs" -- tests/lib/matrix.lua

@@ -1,0 +1,1 @@
+require "matrix".all "zb_h2" -- tests/lib/matrix.lua

@@ -1,0 +1,1 @@
+require "matrix".all "zbv" -- tests/lib/matrix.lua
