@@ -174,6 +174,11 @@ function Plan:actions() return self.core:actions() end
 ---@return table<integer, { params: integer, grads: integer, optimizer: integer, activations: integer, comm: integer, workspace: integer, peak: integer }>
 function Plan:memory() return self.core:memory() end
 
+---For each rank the most pairs of stage and microbatch whose activations it holds at once: the "peak" of
+---schedules.metrics, counted on the plan's instructions. With recompute: from R on.
+---@return table<integer, integer>
+function Plan:held() return self.core:held() end
+
 ---Proves from the finished plan alone that it has no deadlock, no race and no early reuse.
 ---@return { instructions: integer, transfers: integer, collectives: integer, conflicts: integer }
 function Plan:verify() return self.core:verify() end

@@ -13,6 +13,7 @@
 #include "compile/compile.h"
 #include "ir/dag_draw.h"
 #include "plan/plan_comm.h"
+#include "plan/plan_held.h"
 #include "plan/plan_text.h"
 #include "plan/plan_verify.h"
 
@@ -172,6 +173,25 @@ static int plan_lua_memory(lua_State *L) {
   return 1;
 }
 
+/* {rank -> pairs of stage and microbatch} */
+static int plan_lua_held(lua_State *L) {
+  const Plan *plan = bind_check_plan(L, 1);
+  lua_createtable(L, 0, (int)plan->n_ranks);
+  for (uint32_t r = 0; r < plan->n_ranks; r++) {
+    uint32_t most = 0;
+    PiperErr err = {0};
+    const uint32_t like = plan->ranks[r].like; /* its list says the same */
+    if (like == r) {
+      BIND_TRY(L, plan_held(plan, r, &most, &err), &err);
+      lua_pushinteger(L, most);
+    } else {
+      lua_geti(L, -1, plan->ranks[like].rank);
+    }
+    lua_seti(L, -2, plan->ranks[r].rank);
+  }
+  return 1;
+}
+
 /* The i-th row as a table on top. */
 static void push_comm_row(lua_State *L, const Plan *plan, const CommRow *row) {
   char name[256];
@@ -272,6 +292,7 @@ int luaopen_piper_core_plan(lua_State *L) {
       {"list", plan_lua_list},
       {"dot", plan_lua_dot},
       {"memory", plan_lua_memory},
+      {"held", plan_lua_held},
       {"verify", plan_lua_verify},
       {"digest", plan_lua_digest},
       {"info", plan_lua_info},

@@ -3,6 +3,7 @@
 
 #include "ir/dag_draw.h"
 #include "lib/plans.h"
+#include "plan/plan_held.h"
 #include "plan/plan_text.h"
 
 enum { ACTIONS, TABLE, LIST, DOT, N_TEXTS };
@@ -14,6 +15,8 @@ static PiperStatus whole_way(Plan *p, char **texts, PiperErr *err) {
   TRY(plan_verify(p, NULL, err));
   TRY(plan_actions(p, &texts[ACTIONS], err));
   TRY(plan_table(p, &texts[TABLE], err));
+  uint32_t most;
+  TRY(plan_held(p, 0, &most, err));
   TRY(dag_list(p->dag, NULL, 0, &texts[LIST], err));
   return dag_dot(p->dag, &texts[DOT], err);
 }
