@@ -150,6 +150,16 @@ function Plan:dag(pass)
   return dump(self, pass, "list")
 end
 
+---Why nodes are as they are: which directives made them, where and when they run, what they wait for and
+---why, and what waits for them. Of several devices, instructions are those of the first.
+---@param filter string|piper.Filter  "PP=1 MB=3 PASS=B", or { PP = 1, MB = 3, PASS = "B" }
+---@return string
+function Plan:explain(filter)
+  local strategy = require "piper.strategy"
+  local terms = type(filter) == "string" and strategy.parse_filter("explain", filter) or strategy.filter("explain", filter)
+  return self.core:explain(self.strategy.directives, terms)
+end
+
 ---Writes a picture of the DAG in Graphviz's language: dot -Tsvg -O path
 ---@param path string
 ---@param pass? string  as it is after that pass (default: in the end)

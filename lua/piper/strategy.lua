@@ -304,6 +304,55 @@ end
 ---@param line string "file:line" of the directive, for messages of the compiler
 function M.append(strategy, op, spec, line, where) append(strategy, op, spec, line, where) end
 
+-- The value of a term: an index, "0,2", "*", or for "false" nodes outside every scope of the tag.
+local function term_value(text)
+  if text == "*" then return text end
+  if text == "false" then return false end
+  local list = {}
+  for word in (text .. ","):gmatch "(.-)," do
+    local index = word:find "^%d+$" and math.tointeger(tonumber(word))
+    if not index then return nil end
+    list[#list + 1] = index
+  end
+  return #list > 1 and list or list[1]
+end
+
+---Reads a filter in text: terms TAG=INDEX, apart by blanks. What is wrong is named with its position, from 1.
+---@param where string begins messages
+---@param text string such as "PP=1 MB=0,2 PASS=B"; "" matches everything
+---@return piper.Filter
+function M.parse_filter(where, text)
+  local filter = {}
+  for at, word in text:gmatch "()(%S+)" do
+    local here = ("%s: position %d of %s"):format(where, at, check.show(text))
+    local tag, value = word:match "^([%a_][%w_.-]*)=(.*)$"
+    if not tag then
+      local stage, letter, mb = word:match "^(%d+)([FBIWR])(%d+)$" -- as plan:actions() has it
+      local pass = ({ I = "BI", W = "BW" })[letter] or letter
+      check.fail("%s: %s is not TAG=INDEX: a filter reads PP=%s MB=%s PASS=%s", here, check.show(word), stage or "1",
+        mb or "0,2", pass or "B")
+    end
+    if filter[tag] ~= nil then check.fail("%s: %s again", here, tag) end
+    if tag == "PASS" then
+      local passes = {}
+      for pass in (value .. ","):gmatch "(.-)," do
+        passes[#passes + 1] = check.choice(here, "PASS", pass, PASSES)
+      end
+      filter[tag] = passes
+    else
+      filter[tag] = term_value(value)
+      if filter[tag] == nil then
+        check.fail("%s: %s = %s is not an index (0, 1, ...), a list of them (0,2), * or false", here, tag, check.show(value))
+      end
+    end
+  end
+  return filter
+end
+
+---A filter that was given as a table, checked and copied.
+---@return piper.Filter
+function M.filter(where, filter) return filter_copy(where, filter) end
+
 M.FIELDS, M.KINDS, M.OPS = FIELDS, KINDS, OPS
 
 ---Reads a strategy from a JSON file in the format of the paper's own schedules.

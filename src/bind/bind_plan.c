@@ -11,6 +11,7 @@
 #include "bind/bind_directives.h"
 #include "bind/bind_model.h"
 #include "compile/compile.h"
+#include "compile/explain.h"
 #include "ir/dag_draw.h"
 #include "plan/plan_comm.h"
 #include "plan/plan_held.h"
@@ -66,6 +67,24 @@ static int push_text(lua_State *L, PiperStatus (*make)(const Plan *, char **, Pi
   Scratch *s = push_scratch(L);
   PiperErr err = {0};
   BIND_TRY(L, make(plan, &s->text, &err), &err);
+  lua_pushstring(L, s->text);
+  return 1;
+}
+
+/* explain(plan, directives, filter) -> text */
+static int plan_lua_explain(lua_State *L) {
+  const Plan *plan = bind_check_plan(L, 1);
+  luaL_checktype(L, 2, LUA_TTABLE);
+  luaL_checktype(L, 3, LUA_TTABLE);
+  Scratch *s = push_scratch(L);
+  s->arena = arena_new();
+  if (s->arena == NULL) return luaL_error(L, "explain: not enough memory");
+  const Strategy strategy = bind_read_strategy(L, 2, s->arena);
+  const Filter filter = bind_read_filter(L, 3, s->arena);
+  PiperErr err = {0}, found = {0};
+  const PiperStatus st = plan_explain(plan, &strategy, &filter, &s->text, &found);
+  if (st != PIPER_OK) err_set(&err, st, "explain: %s", found.text);
+  BIND_TRY(L, st, &err);
   lua_pushstring(L, s->text);
   return 1;
 }
@@ -293,6 +312,7 @@ int luaopen_piper_core_plan(lua_State *L) {
       {"dot", plan_lua_dot},
       {"memory", plan_lua_memory},
       {"held", plan_lua_held},
+      {"explain", plan_lua_explain},
       {"verify", plan_lua_verify},
       {"digest", plan_lua_digest},
       {"info", plan_lua_info},

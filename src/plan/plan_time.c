@@ -5,6 +5,8 @@
  * a pair or a collective begins when all its members can. Nodes are taken in the global order, and
  * the pieces of a TRANSFER in their one order (plan_lower.c): then all that an instruction comes after
  * was taken before it. */
+#include "plan/plan_time.h"
+
 #include "plan/plan_lower.h"
 
 #include <stdlib.h>
@@ -12,16 +14,17 @@
 
 typedef struct RankTime {
   const RankPlan *rank;
-  double *end;    /* by instruction */
-  double *stream; /* by stream: when its last instruction ended */
+  double *end;          /* by instruction */
+  double *stream;       /* by stream: when its last instruction ended */
   uint32_t first, next; /* instructions of the node at hand: [first, next) */
 } RankTime;
 
 typedef struct Timing {
   const Plan *plan;
-  RankTime *ranks; /* by index */
-  bool added;      /* the waits of the memory planner count */
-  double last;     /* end of the step */
+  RankTime *ranks;               /* by index */
+  bool added;                    /* the waits of the memory planner count */
+  double last;                   /* end of the step */
+  double *node_start, *node_end; /* by node, both or none: of its instructions on all ranks */
 } Timing;
 
 static double ready(const Timing *t, const RankTime *r, uint32_t i) {
@@ -36,8 +39,13 @@ static double ready(const Timing *t, const RankTime *r, uint32_t i) {
 }
 
 static void finish(Timing *t, RankTime *r, uint32_t i, double end) {
+  const uint32_t n = r->rank->instrs.at[i].node;
   r->end[i] = r->stream[r->rank->instrs.at[i].stream] = end;
   if (end > t->last) t->last = end;
+  if (t->node_end == NULL) return;
+  const double start = end - t->plan->node_seconds[n];
+  if (t->node_end[n] == 0 || start < t->node_start[n]) t->node_start[n] = start > 0 ? start : 0;
+  if (end > t->node_end[n]) t->node_end[n] = end;
 }
 
 static RankTime *rank_at(const Timing *t, int32_t rank) {
@@ -120,29 +128,48 @@ static double run_clock(Timing *t) {
   return t->last;
 }
 
-PiperStatus plan_find_wait_cost(Plan *plan, PiperErr *err) {
-  Timing t = {.plan = plan};
-  uint32_t added = 0;
-  bool held = true;
-  plan->waits_seconds = 0;
-  for (uint32_t r = 0; r < plan->n_ranks; r++) added += plan->ranks[r].waits_added;
-  if (added == 0 || plan->node_seconds == NULL) return PIPER_OK;
-  t.ranks = calloc(plan->n_ranks, sizeof *t.ranks);
-  held = t.ranks != NULL;
+static bool timing_new(Timing *t) {
+  const Plan *plan = t->plan;
+  bool held = (t->ranks = calloc(plan->n_ranks, sizeof *t->ranks)) != NULL;
   for (uint32_t r = 0; held && r < plan->n_ranks; r++) {
-    RankTime *x = &t.ranks[r];
+    RankTime *x = &t->ranks[r];
     x->rank = &plan->ranks[r];
     x->end = malloc((x->rank->instrs.n + 1) * sizeof *x->end);
     x->stream = malloc((x->rank->streams.n + 1) * sizeof *x->stream);
     held = x->end != NULL && x->stream != NULL;
   }
+  return held;
+}
+
+static void timing_free(Timing *t) {
+  for (uint32_t r = 0; t->ranks != NULL && r < t->plan->n_ranks; r++)
+    free(t->ranks[r].end), free(t->ranks[r].stream);
+  free(t->ranks);
+}
+
+PiperStatus plan_find_wait_cost(Plan *plan, PiperErr *err) {
+  Timing t = {.plan = plan};
+  uint32_t added = 0;
+  plan->waits_seconds = 0;
+  for (uint32_t r = 0; r < plan->n_ranks; r++) added += plan->ranks[r].waits_added;
+  if (added == 0 || plan->node_seconds == NULL) return PIPER_OK;
+  const bool held = timing_new(&t);
   if (held) {
     const double without = run_clock(&t);
     t.added = true;
     plan->waits_seconds = run_clock(&t) - without;
   }
-  for (uint32_t r = 0; t.ranks != NULL && r < plan->n_ranks; r++)
-    free(t.ranks[r].end), free(t.ranks[r].stream);
-  free(t.ranks);
+  timing_free(&t);
   return held ? PIPER_OK : err_nomem(err, "compile");
+}
+
+PiperStatus plan_node_times(const Plan *plan, double *start, double *end, PiperErr *err) {
+  Timing t = {.plan = plan, .added = true, .node_start = start, .node_end = end};
+  memset(start, 0, plan->dag->n * sizeof *start);
+  memset(end, 0, plan->dag->n * sizeof *end);
+  if (plan->node_seconds == NULL) return PIPER_OK;
+  const bool held = timing_new(&t);
+  if (held) run_clock(&t);
+  timing_free(&t);
+  return held ? PIPER_OK : err_nomem(err, "the times of a plan");
 }

@@ -1,14 +1,15 @@
 /* A plan and all that is asked of it, with each allocation in turn failing. */
 #include "nomem.h"
 
+#include "compile/explain.h"
 #include "ir/dag_draw.h"
 #include "lib/plans.h"
 #include "plan/plan_held.h"
 #include "plan/plan_text.h"
 
-enum { ACTIONS, TABLE, LIST, DOT, N_TEXTS };
+enum { ACTIONS, TABLE, LIST, DOT, EXPLAIN, N_TEXTS };
 
-static PiperStatus whole_way(Plan *p, char **texts, PiperErr *err) {
+static PiperStatus whole_way(Plan *p, const TestStrategy *t, char **texts, PiperErr *err) {
   TRY(plan_find_world(p, err));
   TRY(plan_make(p, err));
   TRY(plan_compute_digest(p, err));
@@ -18,7 +19,9 @@ static PiperStatus whole_way(Plan *p, char **texts, PiperErr *err) {
   uint32_t most;
   TRY(plan_held(p, 0, &most, err));
   TRY(dag_list(p->dag, NULL, 0, &texts[LIST], err));
-  return dag_dot(p->dag, &texts[DOT], err);
+  TRY(dag_dot(p->dag, &texts[DOT], err));
+  const Strategy s = {t->at.at, (uint32_t)t->at.n};
+  return plan_explain(p, &s, &(Filter){0}, &texts[EXPLAIN], err);
 }
 
 int main(void) {
@@ -51,7 +54,7 @@ int main(void) {
         g, &t, (PlanSpec){.batch = 8, .order_seed = 3, .options.memory_limit = 1}, &err);
     if (p == NULL) bail(err.text);
     nomem_at(n);
-    const PiperStatus st = whole_way(p, texts, &err);
+    const PiperStatus st = whole_way(p, &t, texts, &err);
     struck = nomem_struck();
     nomem_at(-1);
     clean = st == (struck ? PIPER_ENOMEM : PIPER_OK);
