@@ -58,7 +58,8 @@ static const char *const usage =
     "  -           stop handling options and run stdin\n"
     "Without a script: an interactive session on a terminal, otherwise stdin is run.\n"
     "A script says: local piper = require \"piper\"\n"
-    "The session has the globals piper, nn and schedules; Ctrl-D ends it.\n";
+    "The session has the globals piper, nn and schedules; help says more, Ctrl-D ends it.\n"
+    "Documents: doc/guide.md of the source tree, installed in " PIPER_DOC_DIR "/doc\n";
 
 static void print_usage(FILE *out) {
   fprintf(out, "usage: %s [options] [script [args]]\n%s", program, usage);

@@ -314,6 +314,10 @@ static void set_globals(lua_State *L) {
     lua_setglobal(L, parts[i]);
   }
   lua_pop(L, 1);
+  if (luaL_loadstring(L, "return require 'piper.help'('" PIPER_DOC_DIR "/doc')") == LUA_OK &&
+      script_report(L, script_call(L, 0, 1), "piper"))
+    lua_setglobal(L, "help");
+  lua_settop(L, 0);
 }
 
 void repl_run(lua_State *L) {

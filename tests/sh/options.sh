@@ -62,6 +62,7 @@ like "$out" '^Piper [0-9.]+ \(Lua 5\.4' "--version starts like -v"
 like "$out" '^kernels: ' "and says what is compiled in"
 run "--help" 0 --help
 like "$out" '^usage: piper \[options\] \[script \[args\]\]$' "--help shows the usage on stdout"
+like "$out" '^Documents: doc/guide.md .* installed in /.*/doc$' "and where the documents are"
 
 run "an unknown long option" 1 --verison
 like "$err" "^piper: unrecognized option '--verison'" "is named"

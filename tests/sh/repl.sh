@@ -30,6 +30,16 @@ exit
 END
 like "$out" '^exit 0$' "Ctrl-D leaves with status 0"
 
+session "help" <<'END'
+expect >
+send help\r
+expect A model and a strategy make a plan
+expect directives.md
+expect > 
+send \x04
+exit
+END
+
 session "a chunk may take several lines" <<'END'
 expect >
 send for i = 1, 2 do\r
