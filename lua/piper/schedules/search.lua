@@ -16,8 +16,6 @@
 --    one action at a time along its rank, as long as nothing becomes longer.
 --
 -- Nothing depends on time or on the order of 'pairs': the same question has the same answer.
-local simulate = require "piper.schedules.simulate"
-
 local M = {}
 
 local INF <const> = math.huge
@@ -34,65 +32,107 @@ local INF <const> = math.huge
 ---@field limit integer[]         by rank from 1: (stage, microbatch) pairs it may hold
 ---@field known table[]           rows as 'search' gives them, of schedules to start from
 ---@field work? number[]          by rank from 1: the cost of all its actions; set here
+---@field actions? table          all actions; set here
 
--- An action here is { stage, pass, mb }.
+-- An action here is { stage, pass, mb }; there is one table for each, p.actions[pass][stage][mb + 1].
+
+local function all_actions(p)
+  local all = {}
+  for _, pass in ipairs { "F", "BI", "BW" } do
+    all[pass] = {}
+    for stage = 0, p.stages - 1 do
+      local list = {}
+      for mb = 0, p.microbatches - 1 do list[mb + 1] = { stage, pass, mb } end
+      all[pass][stage] = list
+    end
+  end
+  return all
+end
 
 -- ---- list scheduling -----------------------------------------------------------------------------
 
 -- When the input of an action is there; INF: not known yet.
 local function arrival(p, ends, stage, pass, mb)
-  local from = pass == "F" and stage - 1 or stage + 1
-  local at
-  if from < 0 then return 0 end
-  if from == p.stages then at = ends.F[stage][mb] else at = ends[pass][from][mb] end
+  local from, at
+  if pass == "F" then
+    if stage == 0 then return 0 end
+    from = stage - 1
+    at = ends.F[from][mb]
+  else
+    from = stage + 1
+    if from == p.stages then return ends.F[stage][mb] or INF end
+    at = ends.BI[from][mb]
+  end
   if not at then return INF end
-  return from < p.stages and p.rank[from] ~= p.rank[stage] and at + p.comm or at
+  return p.rank[from] ~= p.rank[stage] and at + p.comm or at
 end
 
 -- Rank by rank, in virtual time: whatever starts first is decided first, so all that arrived by then
 -- is known. 'choose(r, now, ends, held)' gives rank r's next F or BI and when it can start. A waiting
 -- BW goes first where 'gap' times its cost would stay idle otherwise, where more than waiting[r] wait,
 -- and where the next action is a forward pass for which there is no memory. Nil: no rank can go on,
--- or some rank cannot be done by 'bound'.
+-- or some rank cannot be done by 'bound'. Gives the score of the rows as well (see score_of): here
+-- each action starts as early as its order lets it.
 local function list_schedule(p, choose, gap, waiting, bound)
+  local ranks, rank_of, cost, actions = p.ranks, p.rank, p.cost, p.actions
   local ends = { F = {}, BI = {} }
   for stage = 0, p.stages - 1 do ends.F[stage], ends.BI[stage] = {}, {} end
-  local rows, free, held, queue, first, choice, left = {}, {}, {}, {}, {}, {}, {}
+  local rows, free, held, queue, first, last, left = {}, {}, {}, {}, {}, {}, {}
+  local chosen, starts = {}, {} -- by rank: its next action, and when; INF: none
+  local began, most = {}, 0
   local function decide(r)
     local now = free[r]
     local action, start = choose(r, now, ends, held[r])
     local weight = queue[r][first[r]]
     if weight then
-      local behind = #queue[r] - first[r] + 1 > waiting[r]
+      local behind = last[r] - first[r] + 1 > waiting[r]
       local urgent = action and start <= now and action[2] == "BI"
-      if not action or start > now + gap * p.cost.BW[weight[1]] or behind and not urgent then return { weight, now } end
+      if not action or start > now + gap * cost.BW[weight[1]] or behind and not urgent then action, start = weight, now end
     end
-    return action and start < INF and { action, start } or nil
+    chosen[r], starts[r] = action, action and start or INF
   end
-  for r = 1, p.ranks do rows[r], free[r], held[r], queue[r], first[r], left[r] = {}, 0, 0, {}, 1, p.work[r] end
-  for r = 1, p.ranks do choice[r] = decide(r) end
+  for r = 1, ranks do
+    rows[r], free[r], held[r], queue[r], first[r], last[r], left[r], began[r] = {}, 0, 0, {}, 1, 0, p.work[r], nil
+  end
+  for r = 1, ranks do decide(r) end
+  local length = {}
+  for r = 1, ranks do length[r] = 0 end
   for _ = 1, 3 * p.stages * p.microbatches do
-    local r
-    for k = 1, p.ranks do
-      if choice[k] and (not r or choice[k][2] < choice[r][2]) then r = k end
+    local r, start = nil, INF
+    for k = 1, ranks do
+      if starts[k] < start then r, start = k, starts[k] end
     end
     if not r then return nil end
-    local action, start = choice[r][1], choice[r][2]
+    local action = chosen[r]
     local stage, pass, mb = action[1], action[2], action[3]
     if start + left[r] > bound then return nil end
-    rows[r][#rows[r] + 1] = action
-    free[r], left[r] = start + p.cost[pass][stage], left[r] - p.cost[pass][stage]
+    local takes = cost[pass][stage]
+    local stop = start + takes
+    length[r] = length[r] + 1
+    rows[r][length[r]] = action
+    if not began[r] then began[r] = start end
+    free[r], left[r] = stop, left[r] - takes
     if pass == "BW" then
       held[r], first[r] = held[r] - 1, first[r] + 1
     else
-      ends[pass][stage][mb] = free[r]
-      if pass == "F" then held[r] = held[r] + 1 else queue[r][#queue[r] + 1] = { stage, "BW", mb } end
-      local reader = p.rank[pass == "F" and stage + 1 or stage - 1]
-      if reader and reader ~= r then choice[reader] = decide(reader) end
+      ends[pass][stage][mb] = stop
+      local reader
+      if pass == "F" then
+        held[r] = held[r] + 1
+        if held[r] > most then most = held[r] end
+        reader = rank_of[stage + 1]
+      else
+        last[r] = last[r] + 1
+        queue[r][last[r]] = actions.BW[stage][mb + 1]
+        reader = rank_of[stage - 1]
+      end
+      if reader and reader ~= r then decide(reader) end
     end
-    choice[r] = decide(r)
+    decide(r)
   end
-  return rows
+  local makespan, idle = 0, 0
+  for r = 1, ranks do makespan, idle = math.max(makespan, free[r]), math.max(idle, free[r] - began[r] - p.work[r]) end
+  return rows, { makespan, idle, most }
 end
 
 -- Chooses what is ready first; among both passes 'prefer', among stages the deepest or the first. A
@@ -100,27 +140,37 @@ end
 -- behind it on its rank, without which no microbatch could come back.
 local function greedy(p, prefer, deep, flying)
   local next_f, next_i = {}, {}
+  local microbatches, actions = p.microbatches, p.actions
   for stage = 0, p.stages - 1 do next_f[stage], next_i[stage] = 0, 0 end
   return function(r, now, ends, held)
-    local best, start, list = nil, INF, p.on[r]
-    -- what was chosen before has run if its end is known
-    for _, stage in ipairs(list) do
-      if ends.F[stage][next_f[stage]] then next_f[stage] = next_f[stage] + 1 end
-      if ends.BI[stage][next_i[stage]] then next_i[stage] = next_i[stage] + 1 end
-    end
-    local function offer(stage, pass, mb)
-      local at = math.max(now, arrival(p, ends, stage, pass, mb))
-      if at < start or at == start and best and best[2] ~= pass and pass == prefer then
-        best, start = { stage, pass, mb }, at
-      end
-    end
-    for k = 1, #list do
-      local index = deep and #list + 1 - k or k
+    local best, best_pass, start, list = nil, nil, INF, p.on[r]
+    local n = #list
+    for k = 1, n do
+      local index = deep and n + 1 - k or k
       local stage = list[index]
-      if next_i[stage] < next_f[stage] then offer(stage, "BI", next_i[stage]) end
-      if next_f[stage] < p.microbatches and held < p.limit[r] - (#list - index)
-        and next_f[stage] - next_i[stage] < flying[stage] then
-        offer(stage, "F", next_f[stage])
+      local f, i = next_f[stage], next_i[stage]
+      -- what was chosen before has run if its end is known
+      if ends.F[stage][f] then
+        f = f + 1
+        next_f[stage] = f
+      end
+      if ends.BI[stage][i] then
+        i = i + 1
+        next_i[stage] = i
+      end
+      if i < f then
+        local at = arrival(p, ends, stage, "BI", i)
+        if at < now then at = now end
+        if at < start or at == start and best and best_pass ~= "BI" and prefer == "BI" then
+          best, best_pass, start = actions.BI[stage][i + 1], "BI", at
+        end
+      end
+      if f < microbatches and held < p.limit[r] - (n - index) and f - i < flying[stage] then
+        local at = arrival(p, ends, stage, "F", f)
+        if at < now then at = now end
+        if at < start or at == start and best and best_pass ~= "F" and prefer == "F" then
+          best, best_pass, start = actions.F[stage][f + 1], "F", at
+        end
       end
     end
     return best, start
@@ -141,31 +191,40 @@ local function block(p, linger, period)
   end
   for stage = 0, p.stages - 1 do hop("F", stage, stage + 1, stage // p.ranks + 1) end
   for stage = p.stages - 1, 0, -1 do hop("BI", stage, stage - 1, 2 * legs - stage // p.ranks) end
-  local order, at = {}, {}
+  -- Each pass of a stage comes at even distances; of several at one time F is first, then the deepest.
+  local series, current = {}, {}
+  local function advance(r)
+    local first, at = nil, INF
+    for _, s in ipairs(series[r]) do
+      if s.at < at and s.mb < p.microbatches then first, at = s, s.at end
+    end
+    if not first then
+      current[r] = nil
+      return
+    end
+    first.mb = first.mb + 1
+    current[r] = first.actions[first.mb]
+    first.at = first.offset + first.mb * period
+  end
   for r, list in ipairs(p.on) do
-    local row = {}
-    for _, stage in ipairs(list) do
-      for mb = 0, p.microbatches - 1 do
-        row[#row + 1] = { stage, "F", mb, offset.F[stage] + mb * period }
-        row[#row + 1] = { stage, "BI", mb, offset.BI[stage] + mb * period }
+    series[r] = {}
+    for _, pass in ipairs { "F", "BI" } do
+      for k = #list, 1, -1 do
+        local from = offset[pass][list[k]]
+        table.insert(series[r], { actions = p.actions[pass][list[k]], offset = from, at = from, mb = 0 })
       end
     end
-    table.sort(row, function(a, b)
-      if a[4] ~= b[4] then return a[4] < b[4] end
-      if a[2] ~= b[2] then return a[2] == "F" end
-      if a[1] ~= b[1] then return a[1] > b[1] end
-      return a[3] < b[3]
-    end)
-    order[r], at[r] = row, 1
+    advance(r)
   end
   return function(r, now, ends, held)
-    local action = order[r][at[r]]
+    local action = current[r]
     if action and ends[action[2]][action[1]][action[3]] then
-      at[r] = at[r] + 1
-      action = order[r][at[r]]
+      advance(r)
+      action = current[r]
     end
     if not action or action[2] == "F" and held >= p.limit[r] then return nil, INF end
-    return action, math.max(now, arrival(p, ends, action[1], action[2], action[3]))
+    local at = arrival(p, ends, action[1], action[2], action[3])
+    return action, at > now and at or now
   end
 end
 
@@ -193,23 +252,33 @@ local function product(lists, visit, choice, i)
   end
 end
 
--- The candidates as functions that build rows, most general first within each family.
+-- The candidates as functions that build rows, most general first within each family; false where the
+-- choices come to the same as others before, as many do in a small problem.
 local function candidates(p)
-  local list = {}
-  local function add(build) list[#list + 1] = build end
+  local list, seen = {}, {}
+  local function add(choices, build)
+    local key = table.concat(choices, " ")
+    list[#list + 1], seen[key] = not seen[key] and build, true
+  end
   local f, i, w = mean(p.cost.F), mean(p.cost.BI), mean(p.cost.BW)
-  local many = 3 * p.stages * p.microbatches
   local round = math.max(table.unpack(p.work)) / p.microbatches
-  local function waiting(factor, share) return by_rank(p, function(r) return factor < INF and factor * share * (r - 1) or many end) end
+  local function waiting(factor, share) -- as many as there are: all of them
+    return by_rank(p, function(r)
+      return factor < INF and math.min(math.floor(factor * share * (r - 1)), #p.on[r] * p.microbatches) or #p.on[r] * p.microbatches
+    end)
+  end
 
   local flights = { 1, 1.25, 1.5, 1.75, 2, 2.5, 3, INF }
   product({ { "BI", "F" }, { true, false }, { 0, 0.5, 1 }, flights, { 0, 0.5, 1, 1.5, 2, INF } }, function(c)
     local prefer, deep, gap, flight, factor = table.unpack(c)
     local flying = {}
     for stage = 0, p.stages - 1 do
-      flying[stage] = flight < INF and math.max(1, math.ceil(flight * (p.ranks + 1 - p.rank[stage]))) or many
+      local most = flight < INF and math.max(1, math.ceil(flight * (p.ranks + 1 - p.rank[stage]))) or p.microbatches
+      flying[stage] = math.min(most, p.microbatches)
     end
-    add(function(bound) return list_schedule(p, greedy(p, prefer, deep, flying), gap, waiting(factor, 1), bound) end)
+    local wait, deepest = waiting(factor, 1), deep and p.stages_per_rank > 1
+    local choices = { prefer, tostring(deepest), gap, table.concat(flying, " ", 0), table.concat(wait, " ") }
+    add(choices, function(bound) return list_schedule(p, greedy(p, prefer, deepest, flying), gap, wait, bound) end)
   end)
 
   local legs = p.stages_per_rank
@@ -226,7 +295,10 @@ local function candidates(p)
     local linger = table.move(c, 1, #c, 1, {})
     for _, gap in ipairs { 0, 0.5 } do
       for _, factor in ipairs { 0, 1, INF } do
-        add(function(bound) return list_schedule(p, block(p, linger, round), gap, waiting(factor, legs), bound) end)
+        local wait = waiting(factor, legs)
+        add({ table.concat(linger, " "), gap, table.concat(wait, " ") }, function(bound)
+          return list_schedule(p, block(p, linger, round), gap, wait, bound)
+        end)
       end
     end
   end)
@@ -243,9 +315,10 @@ end
 
 -- ---- tasks -----------------------------------------------------------------------------------------
 
--- Rows as the tasks of simulate.run; 'action[task]' and 'weight[task]' lead back.
+-- Rows as tasks, much as those of simulate.run; 'action[task]' and 'weight[task]' lead back, and
+-- need[task] is what has to end before it, 0: nothing.
 local function tasks_of(p, rows)
-  local t = { n_ranks = p.ranks, cost = {}, rank = {}, needs = {}, order = {}, action = {}, weight = {}, fused = {} }
+  local t = { n_ranks = p.ranks, cost = {}, rank = {}, need = {}, order = {}, action = {}, weight = {}, fused = {} }
   local id = { F = {}, BI = {}, BW = {} }
   for _, pass in ipairs { "F", "BI", "BW" } do
     for stage = 0, p.stages - 1 do id[pass][stage] = {} end
@@ -264,27 +337,72 @@ local function tasks_of(p, rows)
     if pass == "F" then need = stage > 0 and id.F[stage - 1][mb]
     elseif pass == "BW" then need = id.BI[stage][mb]
     else need = stage + 1 < p.stages and id.BI[stage + 1][mb] or id.F[stage][mb] end
-    t.needs[k] = need and { need } or {}
+    t.need[k] = need or 0
     if pass == "BI" then t.weight[k] = id.BW[stage][mb] end
   end
   return t
 end
 
 local function peak(t, r)
-  local held, most = 0, 0
+  local held, most, action = 0, 0, t.action
   for _, k in ipairs(t.order[r]) do
-    local pass = t.action[k][2]
-    if pass == "F" then held = held + 1
-    elseif pass == "BW" or t.fused[k] then held = held - 1 end
-    most = math.max(most, held)
+    local pass = action[k][2]
+    if pass == "F" then
+      held = held + 1
+      if held > most then most = held end
+    elseif pass == "BW" or t.fused[k] then
+      held = held - 1
+    end
   end
   return most
+end
+
+-- When each task ends: simulate.run for tasks that need at most one other, and without garbage, since
+-- it runs for every move that is tried. Nil: the ranks wait in a circle, or something ends after 'by'.
+local function run(t, comm, by)
+  local order, need, cost, rank = t.order, t.need, t.cost, t.rank
+  local ends, at, time, ready = t.ends or {}, {}, {}, {}
+  local waits = t.waits or {} -- by task: the other rank that waits for it; there is one at most
+  t.ends, t.waits = ends, waits
+  for k = 1, #cost do ends[k], waits[k] = false, false end
+  local n, left = t.n_ranks, 0
+  for r = 1, n do
+    at[r], time[r], ready[r] = 1, 0, n + 1 - r
+    left = left + #order[r]
+  end
+  while n > 0 do
+    local r = ready[n]
+    n = n - 1
+    local row, i, now = order[r], at[r], time[r]
+    local k = row[i]
+    while k do
+      local from = need[k]
+      if from > 0 then
+        local arrives = ends[from]
+        if not arrives then break end
+        if rank[from] ~= r then arrives = arrives + comm end
+        if arrives > now then now = arrives end
+      end
+      now = now + cost[k]
+      if now > by then return nil end
+      ends[k] = now
+      if waits[k] then
+        n = n + 1
+        ready[n] = waits[k]
+      end
+      left, i = left - 1, i + 1
+      k = row[i]
+    end
+    at[r], time[r] = i, now
+    if k then waits[need[k]] = r end
+  end
+  return left == 0 and ends or nil
 end
 
 -- Smaller is better, the first that differs decides: makespan, the most that a rank idles between
 -- its first action and its last, the largest peak. Nil: the ranks wait in a circle.
 local function score_of(p, t)
-  local ends = simulate.run(t, p.comm)
+  local ends = run(t, p.comm, INF)
   if not ends then return nil end
   local makespan, idle, most = 0, 0, 0
   for r, order in ipairs(t.order) do
@@ -308,6 +426,23 @@ end
 
 -- ---- improvement -----------------------------------------------------------------------------------
 
+-- What no order can beat: all ranks' work, and the step of a rank that starts as soon as its first
+-- microbatch can be there and never idles.
+local function lower_bounds(p)
+  local arrives, step, work = 0, 0, 0
+  local started = {}
+  for stage = 0, p.stages - 1 do
+    local r = p.rank[stage]
+    if stage > 0 and p.rank[stage - 1] ~= r then arrives = arrives + p.comm end
+    if not started[r] then
+      started[r] = true
+      step, work = math.max(step, arrives + p.work[r]), work + p.work[r]
+    end
+    arrives = arrives + p.cost.F[stage]
+  end
+  return { step, work }
+end
+
 -- Moves single actions by up to 8 places, 'tries' times, and keeps what makes neither the step nor
 -- the sum of the ranks' spans longer. The order of a stage's microbatches stays.
 local function improve(p, t, tries)
@@ -316,8 +451,9 @@ local function improve(p, t, tries)
     seed = (seed * 1103515245 + 12345) % 2147483648
     return seed // 65536 % n + 1
   end
+  local best = { INF, INF }
   local function measure()
-    local ends = simulate.run(t, p.comm)
+    local ends = run(t, p.comm, best[1] * (1 + 4e-9)) -- what takes longer is not kept
     if not ends then return nil end
     local makespan, spans = 0, 0
     for _, order in ipairs(t.order) do
@@ -326,8 +462,10 @@ local function improve(p, t, tries)
     end
     return { makespan, spans }
   end
-  local best = measure()
+  best = measure()
+  local bounds = lower_bounds(p)
   for _ = 1, tries do
+    if not p.cost.B and not less(bounds, best) then return end -- halves that come to stand together may be fused
     local r = random(p.ranks)
     local order = t.order[r]
     local from = random(#order)
@@ -394,11 +532,13 @@ function M.search(p)
     for _, s in ipairs(p.on[r]) do sum = sum + p.microbatches * (p.cost.F[s] + p.cost.BI[s] + p.cost.BW[s]) end
     return sum
   end)
+  p.actions = all_actions(p)
   local n_actions = 3 * p.stages * p.microbatches
   local list = candidates(p)
   local n_tried = math.max(1, math.min(#list, 16 * BUILD_ACTIONS // (n_actions * (8 + p.ranks))))
   local best = {} -- of the candidates so far, best first
-  local function keep(rows)
+  local function keep(rows, known_score)
+    if known_score and best[KEPT] and not less(known_score, best[KEPT].score) then return end
     local t = rows and tasks_of(p, rows)
     local score = t and score_of(p, t)
     if not score then return end
@@ -415,7 +555,8 @@ function M.search(p)
   for _, rows in ipairs(p.known) do keep(rows) end
   for i = 1, n_tried do
     local bound = best[KEPT] and best[KEPT].score[1] * (1 + 1e-9) or INF
-    keep(list[i * STRIDE % #list + 1](bound))
+    local build = list[i * STRIDE % #list + 1]
+    if build then keep(build(bound)) end
   end
   local tries = math.min(MOST_MOVES, IMPROVE_ACTIONS // (n_actions * #best))
   local winner
