@@ -57,7 +57,7 @@ function M.train(plan, spec)
   local lr = rate_of(spec.lr, plan)
   plan:verify()
   local self = { plan = plan, lr = lr, step = 0, tokens = tokens_per_step(plan), seed = spec.seed or 0 }
-  self.core = core.run.open(plan.core, spec.data, self.seed)
+  self.core = core.run.open(plan.core, spec.data, self.seed, nil, true)
   return setmetatable(self, Run)
 end
 

@@ -86,12 +86,14 @@ static PiperStatus prepare_inputs(LuaRun *run, PiperErr *err) {
   return PIPER_OK;
 }
 
-/* open(plan, data, seed, the run whose parameters are used, or nil) */
+/* open(plan, data, seed, the run whose parameters are used, or nil, whether PIPER_FAULT has to be about
+ * this plan) */
 static int run_lua_open(lua_State *L) {
   const Plan *plan = bind_check_plan(L, 1);
   const DataSource *source = bind_check_data(L, 2);
   const lua_Integer seed = luaL_checkinteger(L, 3);
   LuaRun *trains = lua_isnoneornil(L, 4) ? NULL : check_run(L, 4);
+  const bool faults_exist = lua_toboolean(L, 5);
   LuaRun *run = lua_newuserdatauv(L, sizeof *run, 3);
   *run = (LuaRun){.plan = plan, .source = source, .trains = trains, .seed = (uint64_t)seed};
   luaL_setmetatable(L, RUN_MT);
@@ -105,7 +107,9 @@ static int run_lua_open(lua_State *L) {
   }
   PiperErr err = {0};
   BIND_TRY(L, prepare_inputs(run, &err), &err);
-  const JobConfig config = {.seed = run->seed, .trains = trains != NULL ? trains->job : NULL};
+  const JobConfig config = {.seed = run->seed,
+                            .trains = trains != NULL ? trains->job : NULL,
+                            .faults_exist = faults_exist};
   BIND_TRY(L, job_open(plan, &config, &run->job, &err), &err);
   return 1;
 }

@@ -5,6 +5,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -110,14 +111,48 @@ PiperStatus hooks_read(Hooks *h, PiperErr *err) {
   return PIPER_OK;
 }
 
+/* As PIPER_FAULT calls what node n does. */
+static const char *name_of(const Dag *d, uint32_t n) {
+  return d->kind[n] == NODE_COMPUTE ? PASS_NAME[d->pass[n]] : NODE_KIND_NAME[d->kind[n]];
+}
+
+/* "F, B, transfer, update": in order of first occurrence. */
+static void names_of(const Dag *d, const RankPlan *rank, char *buf, size_t size) {
+  size_t at = 0;
+  buf[0] = '\0';
+  for (uint32_t i = 0; i < rank->instrs.n; i++) {
+    const char *name = name_of(d, rank->instrs.at[i].node);
+    bool seen = false;
+    for (uint32_t k = 0; k < i && !seen; k++)
+      seen = strcmp(name, name_of(d, rank->instrs.at[k].node)) == 0;
+    if (seen) continue;
+    const int n = snprintf(buf + at, size - at, "%s%s", at > 0 ? ", " : "", name);
+    if (n > 0) at += (size_t)n < size - at ? (size_t)n : size - at - 1;
+  }
+}
+
+PiperStatus hooks_check_fault(const Hooks *h, const Plan *plan, PiperErr *err) {
+  if (!h->fault) return PIPER_OK;
+  char names[256];
+  for (uint32_t r = 0; r < plan->n_ranks; r++) {
+    if (plan->ranks[r].rank != h->fault_rank) continue;
+    if (hooks_fault_instr(h, plan, &plan->ranks[r]) != UINT32_MAX) return PIPER_OK;
+    names_of(plan->dag, &plan->ranks[r], names, sizeof names);
+    return err_set(err, PIPER_EUSER,
+                   "train: PIPER_FAULT is about %s, but rank %d of this plan has no such "
+                   "instruction: it has %s",
+                   h->fault_pass, h->fault_rank, names);
+  }
+  devsets_text(plan->dag->devsets, plan->world, names, sizeof names);
+  return err_set(err, PIPER_EUSER, "train: PIPER_FAULT is about rank %d, but the ranks of this plan are %s",
+                 h->fault_rank, names);
+}
+
 uint32_t hooks_fault_instr(const Hooks *h, const Plan *plan, const RankPlan *rank) {
   const Dag *d = plan->dag;
   if (!h->fault || rank->rank != h->fault_rank) return UINT32_MAX;
   for (uint32_t i = 0; i < rank->instrs.n; i++) {
-    const uint32_t node = rank->instrs.at[i].node;
-    const char *name =
-        d->kind[node] == NODE_COMPUTE ? PASS_NAME[d->pass[node]] : NODE_KIND_NAME[d->kind[node]];
-    if (strcmp(name, h->fault_pass) == 0) return i;
+    if (strcmp(name_of(d, rank->instrs.at[i].node), h->fault_pass) == 0) return i;
   }
   return UINT32_MAX;
 }

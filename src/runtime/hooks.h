@@ -21,6 +21,8 @@ typedef struct Hooks {
 
 /* PIPER_EUSER: a variable that cannot be read. */
 PiperStatus hooks_read(Hooks *h, PiperErr *err);
+/* PIPER_EUSER: PIPER_FAULT means a rank or pass that the plan does not have, and could never fire. */
+PiperStatus hooks_check_fault(const Hooks *h, const Plan *plan, PiperErr *err);
 /* Index of the instruction of 'rank' that PIPER_FAULT means; UINT32_MAX: none here. */
 uint32_t hooks_fault_instr(const Hooks *h, const Plan *plan, const RankPlan *rank);
 /* Is there anything to do before an instruction? */

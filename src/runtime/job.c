@@ -6,6 +6,7 @@
 #include "runtime/job.h"
 
 #include "base/interrupt.h"
+#include "device/cpu_isa.h"
 #include "runtime/exec.h"
 #include "runtime/hooks.h"
 #include "runtime/params.h"
@@ -126,6 +127,9 @@ static PiperStatus open_rank(Job *job, uint32_t index, PiperErr *err) {
 static PiperStatus open_all(Job *job, const JobConfig *cfg, PiperErr *err) {
   const uint32_t n = job->plan->n_ranks;
   TRY(hooks_read(&job->hooks, err));
+  const KernelTable *table; /* PIPER_ISA: told here, not at the first op of some rank */
+  TRY(cpu_isa_select(&table, err));
+  if (cfg->faults_exist) TRY(hooks_check_fault(&job->hooks, job->plan, err));
   if (cfg->watchdog_seconds != 0) {
     job->hooks.watchdog_seconds = cfg->watchdog_seconds > 0 ? cfg->watchdog_seconds : 0;
   }

@@ -17,6 +17,8 @@ typedef struct JobConfig {
                               until this job is closed */
   double watchdog_seconds; /* a step in which nothing completes for so long is ended with a report;
                               0: PIPER_WATCHDOG from the environment, or 60; < 0: never */
+  bool faults_exist;       /* PIPER_FAULT has to mean an instruction of this plan, else it is an error;
+                              off for the plans that a run makes beside its own */
 } JobConfig;
 
 /* Environment, for tests; what cannot be read is an error of job_open:
