@@ -171,11 +171,52 @@ static bool run_options(lua_State *L, char **argv, int end) {
   return true;
 }
 
+/* A file as lua(1) loads it, but with a variable to be closed at its start. So its last "return f(...)"
+ * is no tail call, which would leave no frame of the script, and messages about f without a line. */
+typedef struct Script {
+  FILE *file;
+  const char *before; /* what stands before the rest of the file; NULL: nothing any more */
+  char buf[4096];
+} Script;
+
+static const char *read_script(lua_State *L, void *data, size_t *size) {
+  Script *s = data;
+  (void)L;
+  if (s->before != NULL) {
+    const char *text = s->before;
+    s->before = NULL;
+    *size = strlen(text);
+    return text;
+  }
+  *size = fread(s->buf, 1, sizeof s->buf, s->file);
+  return *size > 0 ? s->buf : NULL;
+}
+
+static int load_script(lua_State *L, const char *name) {
+  if (name == NULL) return luaL_loadfile(L, NULL);
+  Script s = {.before = "local _ <close> = nil "};
+  s.file = fopen(name, "rb");
+  int c = s.file != NULL ? getc(s.file) : EOF;
+  /* A byte order mark, a first line for the shell, a compiled file, one that cannot be read: left to Lua's own loader. */
+  if (c == EOF || c == '#' || c == 0xEF || c == LUA_SIGNATURE[0]) {
+    if (s.file != NULL) fclose(s.file);
+    return luaL_loadfile(L, name);
+  }
+  ungetc(c, s.file);
+  const int status = lua_load(L, read_script, &s, lua_pushfstring(L, "@%s", name), "t");
+  const bool fine = ferror(s.file) == 0;
+  fclose(s.file);
+  lua_remove(L, -2); /* the chunk's name */
+  if (fine) return status;
+  lua_pop(L, 1);
+  return luaL_loadfile(L, name); /* which has the message */
+}
+
 /* The script argv[script], with the rest as its arguments. */
 static bool run_script(lua_State *L, char **argv, int script) {
   const char *name = argv[script];
   if (strcmp(name, "-") == 0 && strcmp(argv[script - 1], "--") != 0) name = NULL; /* stdin */
-  const int status = luaL_loadfile(L, name);
+  const int status = load_script(L, name);
   int n = 0;
   if (status == LUA_OK) {
     for (char **a = argv + script + 1; *a != NULL; a++, n++) {

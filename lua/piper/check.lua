@@ -101,6 +101,27 @@ function M.strict(t, where)
   return setmetatable(t, meta)
 end
 
+local methods = {} -- of sealed classes
+
+---Is it a function that scripts call: one of piper.*, or a method of its objects? For messages only.
+---@return boolean
+function M.is_public(fn)
+  local seen = {}
+  local function holds(t, depth)
+    if type(t) ~= "table" or seen[t] or depth == 0 then return false end
+    seen[t] = true
+    for _, v in next, t do
+      if v == fn or holds(v, depth - 1) then return true end
+    end
+    local meta = getmetatable(t)
+    return type(meta) == "table" and rawget(meta, "__call") == fn
+  end
+  return methods[fn] or holds(package.loaded.piper, 3)
+end
+
+-- Passes results on: what calls it is not left by a tail call, and so keeps its place on the stack.
+local function same(...) return ... end
+
 ---Seals a class once its methods are written: its objects have no other names, and a method that is
 ---called with "." instead of ":" says so.
 ---@param class table
@@ -112,8 +133,9 @@ function M.seal(class, object)
       if getmetatable(self) ~= class then
         M.fail("%s: this is a method; it is called with a colon: %s:%s(...)", name, object, name)
       end
-      return method(self, ...)
+      return same(method(self, ...))
     end
+    methods[class[name]] = true
   end
   M.strict(class, object)
 end

@@ -212,4 +212,4 @@ function Plan:__tostring() return self.core:table() end
 
 check.seal(Plan, "plan")
 
-return setmetatable({ Plan = Plan, build = build, evaluation = evaluation }, { __call = function(_, ...) return compile(...) end })
+return setmetatable({ Plan = Plan, build = build, evaluation = evaluation }, { __call = function(_, ...) return (compile(...)) end })

@@ -32,7 +32,7 @@ local function filter_copy(where, filter)
       check.fail("%s: the filter %s has no tag before %s: it is a table such as { PP = 0 }", where,
         check.show(filter), check.show(index))
     end
-    if tag:find("\0", 1, true) then check.fail("%s: %s is not a tag: it is a word such as PP", where, check.show(tag)) end
+    if tag:find "%c" then check.fail("%s: %s is not a tag: it is a word such as PP", where, check.show(tag)) end
     local is_list = type(index) == "table" and rawlen(index) > 0
     if is_list then
       check.value(where, function() return ("%s in the filter %s"):format(tag, check.show(filter)) end, index, "list")

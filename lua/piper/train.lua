@@ -187,4 +187,4 @@ function Run:__tostring() return ("run: %d steps done"):format(self.step) end
 
 check.seal(Run, "run")
 
-return setmetatable(M, { __call = function(_, ...) return M.train(...) end })
+return setmetatable(M, { __call = function(_, ...) return (M.train(...)) end })

@@ -43,15 +43,42 @@ bool bind_user_frame(lua_State *L, lua_Debug *ar) {
   return ar->currentline > 0 && strncmp(ar->source, CHUNK_PREFIX, strlen(CHUNK_PREFIX)) != 0;
 }
 
-void bind_where(lua_State *L) {
+/* Pushes "file:line: " of the first frame outside the library and returns its level; "" and -1: there
+ * is none. */
+static int push_where(lua_State *L) {
   lua_Debug ar;
   for (int level = 0; lua_getstack(L, level, &ar); level++) {
     if (bind_user_frame(L, &ar)) {
       lua_pushfstring(L, "%s:%d: ", ar.short_src, ar.currentline);
-      return;
+      return level;
     }
   }
   lua_pushliteral(L, "");
+  return -1;
+}
+
+void bind_where(lua_State *L) { push_where(L); }
+
+/* The frame at 'level' of the script is not where the library was called: a function that it calls
+ * ended with "return f(...)", and Lua keeps no frame, and no line, of what ends so. The library itself
+ * may end so as well; then the last of its frames is not of a function that scripts call. */
+static bool lost_caller(lua_State *L, int level) {
+  lua_Debug ar;
+  do { /* pcall and the like are on the way to it */
+    if (level < 1 || !lua_getstack(L, --level, &ar)) return false;
+    lua_getinfo(L, "St", &ar);
+  } while (ar.what[0] == 'C');
+  if (!ar.istailcall) return false;
+  const int top = lua_gettop(L);
+  bool lost = false;
+  lua_getfield(L, LUA_REGISTRYINDEX, LUA_LOADED_TABLE);
+  if (lua_getfield(L, -1, "piper.check") == LUA_TTABLE &&
+      lua_getfield(L, -1, "is_public") == LUA_TFUNCTION) {
+    lua_getinfo(L, "f", &ar);
+    lost = lua_pcall(L, 1, 1, 0) == LUA_OK && lua_toboolean(L, -1);
+  }
+  lua_settop(L, top);
+  return lost;
 }
 
 size_t bind_position(const char *text) {
@@ -66,13 +93,17 @@ size_t bind_position(const char *text) {
  * library's frames. */
 static int raise_top(lua_State *L) {
   if (bind_position(lua_tostring(L, -1)) == 0) {
-    bind_where(L);
-    if (lua_rawlen(L, -1) == 0) { /* a coroutine, or a tail call, without a frame of the user's */
+    luaL_checkstack(L, 8, NULL);
+    const int level = push_where(L);
+    if (level < 0) { /* a coroutine, or a tail call, without a frame of the user's */
       lua_pop(L, 1);
       return lua_error(L);
     }
     lua_insert(L, -2);
-    lua_concat(L, 2);
+    lua_pushstring(L, lost_caller(L, level)
+                          ? " (called by the \"return\" of a function that this line calls)"
+                          : "");
+    lua_concat(L, 3);
   }
   lua_pushvalue(L, -1);
   lua_setfield(L, LUA_REGISTRYINDEX, BIND_BLAMED);

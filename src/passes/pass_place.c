@@ -152,7 +152,8 @@ static PiperStatus check_whole_moves(const Placer *p, const Edge *e, PiperErr *e
   devices_text(d, d->devs[v], to, sizeof to);
   return directive_fail(err, &p->s->at[(a > b ? a : b) - 1],
                         "%s has no batch axis, so it can move "
-                        "only between equally many devices, not from %s (%s) to %s (%s)",
+                        "only between equally many devices, not from %s (%s) to %s (%s): place both "
+                        "on equally many, or compute it in the stage that reads it",
                         value, from, line_of(p, u), to, line_of(p, v));
 }
 

@@ -130,7 +130,8 @@ static void shared(void) {
   passes_fail(
       g, 4, &t,
       "t.lua:2: place: sum_squares (m.lua:3) has no batch axis, so it can move only between "
-      "equally many devices, not from device 0 (t.lua:1) to devices 1-2 (t.lua:2)");
+      "equally many devices, not from device 0 (t.lua:1) to devices 1-2 (t.lua:2): place both "
+      "on equally many, or compute it in the stage that reads it");
   graph_free(g);
 }
 

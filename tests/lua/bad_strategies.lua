@@ -317,6 +317,9 @@ s:order { filters = { { PP = 0, PASS = "R" }, { PP = 0, PASS = "F" } } }]],
     "train.lua:2: order: group 1: 0R0 is ordered before 0F0 (group 2), but has to wait for it: 0F0 -> 0R0 -> (order, train.lua:2) 0F0" },
   { [[s:recompute { filter = { PP = 0, PASS = "F" } }]],
     "train.lua:1: recompute: a chunk is recomputed as a whole: leave PASS out of the filter" },
+  -- Filters.
+  { [[s:place { filter = { ["P\n"] = 0 }, devices = { 0 } }]],
+    [[train.lua:1: place: "P?" is not a tag: it is a word such as PP]] },
   -- Halves of backward passes.
   { [[s:order { filters = { { PP = 0, PASS = "F" }, { PP = 0, PASS = "BI" } } }]],
     "train.lua:1: order: group 2: BI without BW: 0B0 is named as BI, so the same order has to name it as BW too, anywhere after" },

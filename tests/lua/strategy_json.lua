@@ -36,7 +36,7 @@ end
 local s = strategy()
 s:place { filter = { PP = 0, MB = "*", EP = false }, devices = { 0, 1 }, stream = "pp_stream" }
 s:place { filter = { PP = { 1, 2 } }, devices = { 2 } }
-s:replicate { filter = { ['odd "tag"\n'] = 0 }, devices = { 0, 1 }, reduce_stream = "dp_stream", bucket_size = 0.5 }
+s:replicate { filter = { ['odd "tag"\\'] = 0 }, devices = { 0, 1 }, reduce_stream = "dp_stream", bucket_size = 0.5 }
 s:replicate { filter = {}, devices = { 0, 1 }, bucket_size = 4.0 }
 s:split { num_microbatches = 4 }
 s:order { filters = { { PP = 0, MB = 0, PASS = "F" }, { { PP = 0, MB = 1, PASS = "F" }, { PP = 0, MB = 0, PASS = { "BI", "BW" } } }, {} } }
@@ -46,7 +46,7 @@ tap.is(text, [=[
 [
   { "op": "place", "filter": { "PP": 0, "EP": null, "MB": "*" }, "devices": [0, 1], "stream": "pp_stream" },
   { "op": "place", "filter": { "PP": [1, 2] }, "devices": [2] },
-  { "op": "replicate", "filter": { "odd \"tag\"\n": 0 }, "devices": [0, 1], "reduce_stream": "dp_stream", "bucket_size": 0.5 },
+  { "op": "replicate", "filter": { "odd \"tag\"\\": 0 }, "devices": [0, 1], "reduce_stream": "dp_stream", "bucket_size": 0.5 },
   { "op": "replicate", "filter": {}, "devices": [0, 1], "bucket_size": 4 },
   { "op": "split", "filter": {}, "dim_name": "MB", "num_microbatches": 4 },
   { "op": "order", "filters": [
