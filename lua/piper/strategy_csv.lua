@@ -99,6 +99,7 @@ function M.load(path, options)
   local groups, cells = read_rows(where, files.read("load_csv", path))
   local list = rows_of.directives("load_csv", groups, options.devices)
   local rows = rows_of.read(where, list, function(rank, column)
+    if not column then return ("row %d"):format(rank + 1) end
     return ("row %d, column %d"):format(rank + 1, cells[rank + 1][column])
   end)
   rows.places = {} -- they follow from the rows

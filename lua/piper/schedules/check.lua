@@ -193,7 +193,9 @@ local function missing(rows, seen, stage, letter, mb)
   near = near or seen[name(stage, letter, mb - 1)] or seen[name(stage, letter, mb + 1)]
   near = near or seen[name(stage, "I", mb)] or seen[name(stage, "F", mb)] or seen[name(stage, "B", mb)]
   rank = near and near.rank or rank
-  check.fail("%s: rank %d: %s is missing (%d columns%s)", rows.where, rank, name(stage, letter, mb), #rows[rank + 1], near and ("; %s is %s"):format(near.name, position(rows, near)) or "")
+  local n = #rows[rank + 1]
+  check.fail("%s: %s: %s is missing (%d column%s%s)", rows.where, rows.cell(rank), name(stage, letter, mb), n, n == 1 and "" or "s",
+    near and ("; %s is %s"):format(near.name, position(rows, near)) or "")
 end
 
 local function check_complete(rows, seen, n_stages)

@@ -24,9 +24,11 @@ M.PASS = PASS
 ---@field microbatches integer
 ---@field [integer] piper.Action[][]  [r + 1]: the groups of rank r
 ---@field places piper.Directive[]
----@field cell fun(rank: integer, column: integer): string  a position, as messages show it
+---@field cell fun(rank: integer, column?: integer): string  a position, as messages show it; without a column that of the row
 
-local function cell(rank, column) return ("rank %d, column %d"):format(rank, column) end
+local function cell(rank, column)
+  return column and ("rank %d, column %d"):format(rank, column) or ("rank %d"):format(rank)
+end
 
 local function index(v) return math.type(v) == "integer" and v >= 0 end
 
@@ -48,7 +50,7 @@ function M.members(group) return group[1] ~= nil and group or { group } end
 ---Reads a list of directives, or a strategy.
 ---@param where string
 ---@param list piper.Directive[]|piper.Strategy
----@param cell_text? fun(rank: integer, column: integer): string
+---@param cell_text? fun(rank: integer, column?: integer): string
 ---@return piper.Rows
 function M.read(where, list, cell_text)
   if type(list) == "table" and getmetatable(list) == require "piper.strategy".Strategy then list = list.directives end
