@@ -29,25 +29,26 @@ static void read_model(const Graph *g, Stages *w) {
   }
 }
 
-/* The stages that a filter names, into 'named'; returns whether it names them by their indices. */
+/* The stages that a filter names, into 'named'; returns whether it names them by their indices, and
+ * not all at once. */
 static bool read_filter(const Filter *f, bool *named) {
   const FilterTerm *pp = NULL;
   for (uint32_t t = 0; t < f->n_terms; t++)
     if (strcmp(f->terms[t].tag, "PP") == 0) pp = &f->terms[t];
-  if (pp == NULL || pp->kind == TERM_ANY) {
-    memset(named, true, MOST * sizeof *named);
-    return false;
-  }
+  if (pp == NULL || pp->kind == TERM_ANY) return false;
   for (uint32_t k = 0; pp->kind == TERM_INDEX && k < pp->n_indices; k++)
     if (pp->indices[k] >= 0 && pp->indices[k] < MOST) named[pp->indices[k]] = true;
   return true;
 }
+
+static void name_all(bool *named) { memset(named, true, MOST * sizeof *named); }
 
 static bool read_order(const Directive *x, bool *named) {
   bool each = true;
   for (uint32_t g = 0; g < x->n_groups; g++)
     for (uint32_t m = 0; m < x->groups[g].n_members; m++)
       each = read_filter(&x->groups[g].members[m], named) && each;
+  if (!each) name_all(named);
   return each;
 }
 
@@ -68,7 +69,7 @@ static void range_text(uint32_t n, char *buf, size_t size) {
 typedef struct Schedule {
   const Directive *split;
   bool *named;  /* by PP index: in its orders */
-  bool *placed; /* by its own place directives */
+  bool *placed; /* by its own place directives, one by one */
 } Schedule;
 
 /* 'placed': stages that some place directive matches; NULL: there is none, all are on device 0. */
@@ -119,7 +120,7 @@ PiperStatus schedule_stages(const Graph *g, const Strategy *s, PiperErr *err) {
   for (uint32_t i = 0; i < s->n; i++) {
     if (s->at[i].kind == DIRECTIVE_ORDER) read_order(&s->at[i], w.in_orders);
     if (s->at[i].kind != DIRECTIVE_PLACE) continue;
-    read_filter(&s->at[i].filter, placed);
+    if (!read_filter(&s->at[i].filter, placed)) name_all(placed);
     any_place = true;
   }
   PiperStatus st = PIPER_OK;
