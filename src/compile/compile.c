@@ -48,6 +48,7 @@ static PiperStatus choose_order(Plan *plan, OrderRule rule, PiperErr *err) {
   PiperStatus st = global_order(d, seconds, rule, &order, err);
   if (st == PIPER_OK) {
     plan->order = order.order;
+    plan->node_start = order.start;
     plan->n_order = order.n;
     plan->order_rule = RULE[order.rule];
     plan->predicted_seconds = order.seconds[order.rule];

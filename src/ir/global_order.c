@@ -196,6 +196,7 @@ typedef struct Clock {
   uint32_t n_endings;
   bool *busy; /* by atom */
   uint32_t *order, n;
+  double *start; /* by node */
   double now;
   bool no_memory;
 } Clock;
@@ -234,6 +235,7 @@ static void start_node(Clock *c, uint32_t node) {
   const OrderSets *s = c->sets;
   const uint32_t set = s->set[node];
   c->order[c->n++] = node;
+  c->start[node] = c->now;
   for (uint32_t i = s->atom_first[set]; i < s->atom_first[set + 1]; i++)
     c->busy[s->atoms[i]] = true;
   endings_push(c->endings, &c->n_endings, (Ending){c->now + c->seconds[node], node});
@@ -282,10 +284,12 @@ static void clock_free(Clock *c) {
   vec_free(&c->candidates);
 }
 
-/* Fills 'order'; *seconds is the time at the end. */
+/* Fills 'order' and 'start'; *end is the time at the end. */
 static PiperStatus schedule(const Successors *g, const OrderSets *sets, const Urgency *u,
-                            const double *seconds, uint32_t *order, double *end, PiperErr *err) {
-  Clock c = {.g = g, .sets = sets, .urgency = u, .seconds = seconds, .order = order};
+                            const double *seconds, uint32_t *order, double *start, double *end,
+                            PiperErr *err) {
+  Clock c = {
+      .g = g, .sets = sets, .urgency = u, .seconds = seconds, .order = order, .start = start};
   c.left = malloc(g->n * sizeof *c.left);
   c.ready = malloc(g->n * sizeof *c.ready);
   c.ready_first = calloc((size_t)sets->n_sets + 1, sizeof *c.ready_first);
@@ -335,10 +339,11 @@ static uint32_t wanted_behind(const Successors *g, const uint32_t *at, const uin
   return first == 0 ? UINT32_MAX : previous[first];
 }
 
-/* Rewrites 'order'. */
+/* Rewrites o->order, and o->start of what moves. */
 static PiperStatus delay_transfers(const Dag *d, const Successors *g, const OrderSets *s,
-                                   const double *seconds, uint32_t *order, uint32_t n,
-                                   PiperErr *err) {
+                                   const double *seconds, GlobalOrder *o, PiperErr *err) {
+  uint32_t *const order = o->order;
+  const uint32_t n = o->n;
   uint32_t *block = malloc(((size_t)d->n * 4 + n + s->n_atoms + 1) * sizeof *block);
   if (block == NULL) return err_nomem(err, "global order");
   uint32_t *at = block, *previous = at + d->n, *next = previous + d->n, *end = next + d->n;
@@ -357,6 +362,7 @@ static PiperStatus delay_transfers(const Dag *d, const Successors *g, const Orde
       const uint32_t p = old[behind], tail = end[p] != 0 ? end[p] : p;
       next[tail] = node;
       end[p] = node;
+      o->start[node] = o->start[p];
       continue;
     }
     order[n_out++] = node;
@@ -382,22 +388,24 @@ typedef struct Scheduling {
 
 static PiperStatus try_rule(Scheduling *w, OrderRule rule, GlobalOrder *out, PiperErr *err) {
   uint32_t *order = malloc(w->d->n * sizeof *order);
-  if (order == NULL) return err_nomem(err, "global order");
-  PiperStatus st = PIPER_OK;
+  double *start = malloc(w->d->n * sizeof *start);
+  PiperStatus st = order != NULL && start != NULL ? PIPER_OK : err_nomem(err, "global order");
+  if (st != PIPER_OK) goto drop;
   if (rule == ORDER_CRITICAL_PATH) priority_critical_path(&w->g, w->seconds, w->priority);
   else st = priority_downstream(&w->g, w->priority, err);
   if (st == PIPER_OK) {
     rank_nodes(w->d, w->backward_first, w->sets.set, w->priority, w->keys, w->other, &w->urgency);
-    st = schedule(&w->g, &w->sets, &w->urgency, w->seconds, order, &out->seconds[rule], err);
+    st = schedule(&w->g, &w->sets, &w->urgency, w->seconds, order, start, &out->seconds[rule], err);
   }
-  if (st != PIPER_OK || (out->order != NULL && out->seconds[out->rule] <= out->seconds[rule])) {
-    free(order);
-    return st;
-  }
-  free(out->order);
+  if (st != PIPER_OK || (out->order != NULL && out->seconds[out->rule] <= out->seconds[rule])) goto drop;
+  free(out->order), free(out->start);
   out->order = order;
+  out->start = start;
   out->rule = rule;
   return PIPER_OK;
+drop:
+  free(order), free(start);
+  return st;
 }
 
 static PiperStatus prepare(Scheduling *w, PiperErr *err) {
@@ -437,7 +445,7 @@ PiperStatus global_order(const Dag *d, const double *seconds, OrderRule rule, Gl
   PiperStatus st = prepare(&w, err);
   if (st == PIPER_OK && rule != ORDER_DOWNSTREAM) st = try_rule(&w, ORDER_CRITICAL_PATH, out, err);
   if (st == PIPER_OK && rule != ORDER_CRITICAL_PATH) st = try_rule(&w, ORDER_DOWNSTREAM, out, err);
-  if (st == PIPER_OK) st = delay_transfers(d, &w.g, &w.sets, seconds, out->order, out->n, err);
+  if (st == PIPER_OK) st = delay_transfers(d, &w.g, &w.sets, seconds, out, err);
   successors_free(&w.g);
   order_sets_free(&w.sets);
   free(w.backward_first);
@@ -446,9 +454,12 @@ PiperStatus global_order(const Dag *d, const double *seconds, OrderRule rule, Gl
   free(w.other);
   free(w.urgency.at);
   free(w.urgency.rank);
-  if (st != PIPER_OK) {
-    free(out->order);
-    *out = (GlobalOrder){0};
-  }
+  if (st != PIPER_OK) global_order_free(out);
   return st;
+}
+
+void global_order_free(GlobalOrder *o) {
+  free(o->order);
+  free(o->start);
+  *o = (GlobalOrder){0};
 }

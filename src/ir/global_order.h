@@ -13,6 +13,7 @@ typedef enum OrderRule {
 typedef struct GlobalOrder {
   uint32_t *order;     /* malloc'ed: n NodeIds */
   uint32_t n;
+  double *start;       /* malloc'ed: by NodeId, when it starts in virtual time */
   OrderRule rule;      /* the one kept */
   double seconds[3];   /* virtual step time by rule; 0 where not tried */
 } GlobalOrder;
@@ -22,5 +23,6 @@ typedef struct GlobalOrder {
  * directives a ready backward goes before any forward on the same device. Cycle: PIPER_EUSER. */
 PiperStatus global_order(const Dag *d, const double *seconds, OrderRule rule, GlobalOrder *out,
                          PiperErr *err);
+void global_order_free(GlobalOrder *o); /* {0} is fine */
 
 #endif

@@ -101,6 +101,7 @@ static PiperStatus find_order(Zero *w, const PassOptions *opt) {
   free(seconds);
   w->order = order.order;
   w->n_order = order.n;
+  free(order.start);
   return st;
 }
 

@@ -34,6 +34,7 @@ void plan_free(Plan *p) {
   free(p->order);
   free(p->busy_seconds);
   free(p->node_seconds);
+  free(p->node_start);
   arena_free(p->arena);
   programs_free(p->programs);
   dag_free(p->dag);
@@ -170,4 +171,14 @@ void plan_buffer_label(const Plan *p, const RankPlan *r, uint32_t buffer, char *
   if (b->hi > b->lo && !buffer_is_of_bucket(b->role))
     snprintf(samples, sizeof samples, ", samples [%lld, %lld)", (long long)b->lo, (long long)b->hi);
   snprintf(buf, n, "%s%s%s", ROLE[b->role], name, samples);
+}
+
+void plan_seconds_text(double s, char *buf, size_t n) {
+  if (s >= 1) snprintf(buf, n, "%.3g s", s);
+  else if (s >= 1e-3) snprintf(buf, n, "%.3g ms", s * 1e3);
+  else snprintf(buf, n, "%.3g us", s * 1e6);
+}
+
+const char *plan_kind_name(unsigned kind) {
+  return instr_is_collective(kind) || kind == INSTR_RUN ? INSTR_NAME[kind] : "transfer";
 }

@@ -150,6 +150,7 @@ typedef struct Plan {
   double predicted_seconds;  /* of the order kept, by the cost model */
   double predicted_rule[2];  /* critical_path, downstream */
   double *node_seconds;      /* by NodeId, by the cost model; malloc'ed, owned; NULL: not known */
+  double *node_start;        /* by NodeId: when it starts in the order's virtual time; likewise */
   double waits_seconds;      /* how much longer a step takes for the waits that memory added */
   double *busy_seconds;      /* by index in 'ranks': time that its compute takes in that prediction;
                                 malloc'ed, owned; NULL: not known */
@@ -180,5 +181,7 @@ const RankPlan *plan_rank(const Plan *p, int32_t rank); /* NULL: not in the plan
 void plan_instr_label(const Plan *p, const RankPlan *r, uint32_t instr, char *buf, size_t n);
 /* "value relu.12, samples [0, 4)", "gradients of layers.0.weight..", "workspace": likewise. */
 void plan_buffer_label(const Plan *p, const RankPlan *r, uint32_t buffer, char *buf, size_t n);
+void plan_seconds_text(double seconds, char *buf, size_t n); /* "1.25 ms" */
+const char *plan_kind_name(unsigned kind); /* as INSTR_NAME; both sides of a transfer are "transfer" */
 
 #endif

@@ -29,7 +29,7 @@ static PiperStatus order_all(const Dag *d, PiperErr *err) {
   const double seconds[64] = {0};
   GlobalOrder o;
   TRY(global_order(d, seconds, ORDER_BEST, &o, err));
-  free(o.order);
+  global_order_free(&o);
   return PIPER_OK;
 }
 

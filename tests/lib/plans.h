@@ -14,17 +14,26 @@
 
 #include "tap.h"
 
-static inline void plans_schedule(Plan *p) {
+/* The order of the list scheduler by these seconds, which the plan keeps; NULL: by the built-in table,
+ * and it keeps none. */
+static inline void plans_schedule(Plan *p, double (*seconds_of)(const Dag *, uint32_t)) {
   PiperErr err = {0};
   GlobalOrder order = {0};
   double *seconds = calloc(p->dag->n, sizeof *seconds);
   if (seconds == NULL) bail("no memory");
   for (uint32_t i = 1; i < p->dag->n; i++)
-    seconds[i] = cost_node(&COST_CPU, p->programs, p->dag, (NodeId){i});
+    seconds[i] = seconds_of != NULL ? seconds_of(p->dag, i)
+                                    : cost_node(&COST_CPU, p->programs, p->dag, (NodeId){i});
   if (global_order(p->dag, seconds, ORDER_BEST, &order, &err) != PIPER_OK) bail(err.text);
   p->order = order.order;
   p->n_order = order.n;
-  free(seconds);
+  if (seconds_of == NULL) {
+    free(order.start), free(seconds);
+    return;
+  }
+  p->node_start = order.start;
+  p->node_seconds = seconds;
+  p->predicted_seconds = order.seconds[order.rule];
 }
 
 /* Any topological order: a random ready node is next. Seed 0: the oldest. */
@@ -67,6 +76,7 @@ typedef struct PlanSpec {
   int64_t batch;
   PlanOptions options; /* dtype 0: f32, optimizer 0: sgd */
   bool scheduled;      /* the order of the list scheduler, not a random one */
+  double (*seconds)(const Dag *d, uint32_t node); /* of nodes, for 'scheduled' */
   uint64_t order_seed; /* of a random one; 0: the oldest node first */
 } PlanSpec;
 
@@ -93,7 +103,7 @@ static inline Plan *plans_prepared(const Graph *g, const TestStrategy *t, PlanSp
                                 .optimizer = x.options.optimizer,
                                 .clip_norm = x.options.clip_norm};
   if (programs_new(&programs, &p->programs, err) != PIPER_OK) bail(err->text);
-  if (x.scheduled) plans_schedule(p);
+  if (x.scheduled) plans_schedule(p, x.seconds);
   else plans_order(p, x.order_seed);
   return p;
 }
