@@ -12,6 +12,31 @@ local user_passes = require "piper.pass"
 local Plan = {}
 Plan.__index = Plan
 
+---@class piper.OverlapRow
+---@field kind string      "all_to_all", "transfer", ...
+---@field stream string
+---@field calls integer    instructions, of all ranks; a transfer has two
+---@field seconds number   of communication, summed over the ranks
+---@field hidden number    seconds of these in which the same rank computes
+
+---@class piper.Exposed
+---@field rank integer
+---@field op string        "all_to_all moe to experts 0F1 0-1 (train.lua:12)"
+---@field kind string
+---@field stream string
+---@field seconds number
+---@field exposed number   seconds of these in which the rank computes nothing
+---@field late number      seconds between its data being there and its begin
+---@field cause string     "data", "order", "stream", "memory", "rank", "list", "end"
+---@field waiting string?  the compute that comes after the gap
+---@field blocker string?  what held up the operation, or that compute, or the compute that was ready
+---@field line string?     of the temporal edge (order), or of what shares the stream (stream)
+---@field why string       all of it in words
+
+---@class piper.Overlap
+---@field [integer] piper.OverlapRow
+---@field exposed piper.Exposed[]
+
 ---@class piper.CompileOptions
 ---@field batch integer            samples a step
 ---@field dtype? "f32"|"f64"       default "f32"
@@ -199,6 +224,29 @@ function Plan:verify() return self.core:verify() end
 ---transfer are its source and its destination.
 ---@return { bucket: string?, what: string, kind: string, stream: string, devices: integer[], calls: integer, bytes: integer }[]
 function Plan:communication() return self.core:communication() end
+
+-- The text form of what overlap() returns.
+local OVERLAP = {
+  __tostring = function(overlap)
+    local lines = {}
+    for _, r in ipairs(overlap) do
+      lines[#lines + 1] = ("%-16s%-16s%5d calls%12.3f ms%6.1f%% hidden"):format(r.kind, r.stream, r.calls, r.seconds * 1e3,
+        r.seconds > 0 and 100 * r.hidden / r.seconds or 100)
+    end
+    for _, x in ipairs(overlap.exposed) do
+      lines[#lines + 1] = ("rank %d: %s is exposed for %.1f of %.1f us: %s"):format(x.rank, x.op, x.exposed * 1e6,
+        x.seconds * 1e6, x.why)
+    end
+    return table.concat(lines, "\n")
+  end,
+}
+
+---What of the communication hides behind compute, in virtual time (see doc/guide.md): a list of { kind,
+---stream, calls, seconds, hidden }, over all ranks that take part. 'exposed' lists the operations of which
+---most is not hidden, each on its worst rank, with what kept it from that: 'cause' is one of "data", "order",
+---"stream", "memory", "rank", "list", "end", 'why' says it in words. Can be printed.
+---@return piper.Overlap
+function Plan:overlap() return setmetatable(self.core:overlap(), OVERLAP) end
 
 ---A hash of everything that has to be equal on all ranks.
 ---@return string hex

@@ -15,6 +15,7 @@
 #include "ir/dag_draw.h"
 #include "plan/plan_comm.h"
 #include "plan/plan_held.h"
+#include "plan/plan_overlap.h"
 #include "plan/plan_text.h"
 #include "plan/plan_verify.h"
 
@@ -30,6 +31,7 @@ typedef struct Scratch {
   Arena *arena;
   char *text; /* malloc'ed */
   CommRows rows;
+  Overlap overlap;
 } Scratch;
 
 static int scratch_gc(lua_State *L) {
@@ -37,6 +39,7 @@ static int scratch_gc(lua_State *L) {
   arena_free(s->arena);
   free(s->text);
   vec_free(&s->rows);
+  plan_overlap_free(&s->overlap);
   *s = (Scratch){0};
   return 0;
 }
@@ -253,6 +256,75 @@ static int plan_lua_communication(lua_State *L) {
   return 1;
 }
 
+static void set_seconds(lua_State *L, const char *name, double v) {
+  lua_pushnumber(L, v);
+  lua_setfield(L, -2, name);
+}
+
+/* t[name] = "0F1 (train.lua:12)" of an instruction; nothing where there is none. */
+static void set_instr(lua_State *L, const Plan *plan, const char *name, uint32_t rank, uint32_t instr) {
+  char label[256];
+  if (instr == UINT32_MAX) return;
+  plan_overlap_label(plan, rank, instr, label, sizeof label);
+  lua_pushstring(L, label);
+  lua_setfield(L, -2, name);
+}
+
+static void push_exposed(lua_State *L, const Plan *plan, const OverlapExposed *o) {
+  const RankPlan *r = &plan->ranks[o->rank];
+  const Instr *x = &r->instrs.at[o->instr];
+  char why[768];
+  lua_createtable(L, 0, 11);
+  set_int(L, "rank", (uint64_t)r->rank);
+  set_instr(L, plan, "op", o->rank, o->instr);
+  lua_pushstring(L, plan_kind_name(x->kind));
+  lua_setfield(L, -2, "kind");
+  lua_pushstring(L, r->streams.at[x->stream].name);
+  lua_setfield(L, -2, "stream");
+  set_seconds(L, "seconds", o->seconds);
+  set_seconds(L, "exposed", o->exposed);
+  set_seconds(L, "late", o->late);
+  lua_pushstring(L, OVERLAP_CAUSE_NAME[o->cause]);
+  lua_setfield(L, -2, "cause");
+  set_instr(L, plan, "waiting", o->rank, o->waiting);
+  set_instr(L, plan, "blocker", o->blocker_rank, o->blocker);
+  if (o->line != 0) {
+    lua_pushstring(L, dag_line(plan->dag, o->line));
+    lua_setfield(L, -2, "line");
+  }
+  plan_overlap_why(plan, o, why, sizeof why);
+  lua_pushstring(L, why);
+  lua_setfield(L, -2, "why");
+}
+
+/* {{ kind =, stream =, calls =, seconds =, hidden = }, ..., exposed = {{ rank =, op =, ... }, ...}} */
+static int plan_lua_overlap(lua_State *L) {
+  const Plan *plan = bind_check_plan(L, 1);
+  Scratch *s = push_scratch(L);
+  PiperErr err = {0};
+  BIND_TRY(L, plan_overlap(plan, &s->overlap, &err), &err);
+  lua_createtable(L, (int)s->overlap.rows.n, 1);
+  for (size_t k = 0; k < s->overlap.rows.n; k++) {
+    const OverlapRow *r = &s->overlap.rows.at[k];
+    lua_createtable(L, 0, 5);
+    lua_pushstring(L, plan_kind_name(r->kind));
+    lua_setfield(L, -2, "kind");
+    lua_pushlstring(L, r->stream, r->stream_n);
+    lua_setfield(L, -2, "stream");
+    set_int(L, "calls", r->calls);
+    set_seconds(L, "seconds", r->seconds);
+    set_seconds(L, "hidden", r->hidden);
+    lua_seti(L, -2, (lua_Integer)k + 1);
+  }
+  lua_createtable(L, (int)s->overlap.n_worst, 0);
+  for (uint32_t k = 0; k < s->overlap.n_worst; k++) {
+    push_exposed(L, plan, &s->overlap.worst[k]);
+    lua_seti(L, -2, (lua_Integer)k + 1);
+  }
+  lua_setfield(L, -2, "exposed");
+  return 1;
+}
+
 static int plan_lua_verify(lua_State *L) {
   const Plan *plan = bind_check_plan(L, 1);
   PlanProof proof = {0};
@@ -317,6 +389,7 @@ int luaopen_piper_core_plan(lua_State *L) {
       {"digest", plan_lua_digest},
       {"info", plan_lua_info},
       {"communication", plan_lua_communication},
+      {"overlap", plan_lua_overlap},
       {NULL, NULL},
   };
   luaL_newmetatable(L, SCRATCH_MT);

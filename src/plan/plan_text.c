@@ -4,6 +4,7 @@
 #include "base/hash.h"
 #include "plan/plan_comm.h"
 #include "plan/plan_lower.h"
+#include "plan/plan_overlap.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +15,7 @@
 
 enum {
   GROUP_ABOVE = 32,    /* ranks: of more, those that have the same text share it */
-  MAX_TIMED = 1 << 19, /* instructions: of more, what waits cost is not looked at */
+  MAX_TIMED = 1 << 19, /* instructions: of more, neither what waits cost nor what overlaps is looked at */
   NAME_WIDTH = 14,
   RANK_WIDTH = 6,
   GROUP_WIDTH = 10, /* of ranks */
@@ -389,12 +390,6 @@ static bool put_nodes(const Plan *p, Text *t) {
   return put(t, "\n");
 }
 
-static void seconds_text(double s, char *buf, size_t n) {
-  if (s >= 1) snprintf(buf, n, "%.3g s", s);
-  else if (s >= 1e-3) snprintf(buf, n, "%.3g ms", s * 1e3);
-  else snprintf(buf, n, "%.3g us", s * 1e6);
-}
-
 /* 'timed': what the waits cost is known. */
 static bool put_instrs(const Plan *p, bool timed, Text *t) {
   uint64_t all[INSTR_KIND_COUNT] = {0}, n = 0, waits = 0, added = 0;
@@ -415,7 +410,7 @@ static bool put_instrs(const Plan *p, bool timed, Text *t) {
   char cost[40] = "";
   if (added > 0 && timed) {
     memcpy(cost, ", ", 3);
-    seconds_text(p->waits_seconds, cost + 2, sizeof cost - 2);
+    plan_seconds_text(p->waits_seconds, cost + 2, sizeof cost - 2);
   }
   return list_item(&l, "waits %llu (%llu for reused memory%s)", (unsigned long long)waits,
                    (unsigned long long)added, cost) &&
@@ -427,7 +422,7 @@ static bool put_prediction(const Plan *p, Text *t) {
   double busy = 0;
   List l;
   if (p->predicted_seconds <= 0) return true;
-  seconds_text(p->predicted_seconds, step, sizeof step);
+  plan_seconds_text(p->predicted_seconds, step, sizeof step);
   if (!list_begin(&l, t, "predicted", NAME_WIDTH) || !list_item(&l, "step %s", step)) return false;
   if (p->busy_seconds != NULL) {
     for (uint32_t r = 0; r < p->n_ranks; r++) busy += p->busy_seconds[r];
@@ -437,13 +432,30 @@ static bool put_prediction(const Plan *p, Text *t) {
   if (p->order_rule != NULL) {
     const bool downstream = strcmp(p->order_rule, "downstream") == 0;
     const double s = p->predicted_rule[!downstream];
-    seconds_text(s, other, sizeof other);
+    plan_seconds_text(s, other, sizeof other);
     const bool held = s <= 0 ? list_item(&l, "order by %s", p->order_rule)
                              : list_item(&l, "order by %s (by %s %s)", p->order_rule,
                                          downstream ? "critical_path" : "downstream", other);
     if (!held) return false;
   }
   return put(t, "\n");
+}
+
+static bool put_overlap(const Plan *p, Text *t) {
+  Overlap o = {0};
+  List l;
+  bool held = plan_overlap(p, &o, NULL) == PIPER_OK;
+  if (held && o.rows.n > 0) held = list_begin(&l, t, "overlap", NAME_WIDTH);
+  for (size_t k = 0; held && k < o.rows.n; k++) {
+    const OverlapRow *r = &o.rows.at[k];
+    char all[32];
+    plan_seconds_text(r->seconds, all, sizeof all);
+    held = list_item(&l, "%s on %.*s %.0f%% of %s", plan_kind_name(r->kind), (int)r->stream_n, r->stream,
+                     r->seconds > 0 ? 100 * r->hidden / r->seconds : 100, all);
+  }
+  if (held && o.rows.n > 0) held = list_item(&l, "hidden behind compute") && put(t, "\n");
+  plan_overlap_free(&o);
+  return held;
 }
 
 static bool put_head(const Plan *p, Text *t) {
@@ -607,14 +619,12 @@ static bool put_streams(const Plan *p, Text *t, PiperErr *err) {
   return put(t, "\ninstructions of each stream\n") && put_ranks(p, put_rank_streams, err, true, t);
 }
 
-/* What waits cost is looked at where it is no great work. */
+/* What waits cost, and what overlaps, is looked at where it is no great work. */
 static PiperStatus find_wait_cost(const Plan *plan, bool *timed, PiperErr *err) {
-  uint64_t n = 0, added = 0;
-  for (uint32_t r = 0; r < plan->n_ranks; r++) {
+  uint64_t n = 0;
+  for (uint32_t r = 0; r < plan->n_ranks; r++)
     for (int k = 0; k < INSTR_KIND_COUNT; k++) n += plan->ranks[r].calls[k];
-    added += plan->ranks[r].waits_added;
-  }
-  *timed = added > 0 && plan->node_seconds != NULL && n <= MAX_TIMED;
+  *timed = plan->node_seconds != NULL && n <= MAX_TIMED;
   if (!*timed) return PIPER_OK;
   TRY(plan_lists(plan, err));
   return plan_find_wait_cost((Plan *)plan, err);
@@ -626,7 +636,7 @@ PiperStatus plan_table(const Plan *plan, char **out, PiperErr *err) {
   TRY(find_wait_cost(plan, &timed, err));
   const bool held =
       put_head(plan, &t) && put_nodes(plan, &t) && put_instrs(plan, timed, &t) &&
-      put_prediction(plan, &t) &&
+      put_prediction(plan, &t) && (!timed || put_overlap(plan, &t)) &&
       put(&t, "%-*s%016llx\n", NAME_WIDTH, "digest", (unsigned long long)plan->digest) &&
       put_memory(plan, &t) && put_traffic(plan, &t) && put_communication(plan, &t) &&
       put_streams(plan, &t, err);

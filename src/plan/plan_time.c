@@ -1,5 +1,5 @@
-/* plan_time - the waits that reused memory has added, in virtual time: how long a step takes with and
- * without them.
+/* plan_time - a step in virtual time; and how much longer it takes for the waits that reused memory has
+ * added.
  *
  * An instruction begins when the one before it in its stream and those that it waits for have ended;
  * a pair or a collective begins when all its members can. Nodes are taken in the global order, and
@@ -172,4 +172,29 @@ PiperStatus plan_node_times(const Plan *plan, double *start, double *end, PiperE
   if (held) run_clock(&t);
   timing_free(&t);
   return held ? PIPER_OK : err_nomem(err, "the times of a plan");
+}
+
+PiperStatus plan_times_new(const Plan *plan, PlanTimes *out, PiperErr *err) {
+  Timing t = {.plan = plan, .added = true};
+  *out = (PlanTimes){.end = calloc(plan->n_ranks, sizeof *out->end)};
+  if (out->end == NULL || !timing_new(&t)) {
+    timing_free(&t);
+    free(out->end);
+    *out = (PlanTimes){0};
+    return err_nomem(err, "the times of a plan");
+  }
+  out->seconds = run_clock(&t);
+  out->n_ranks = plan->n_ranks;
+  for (uint32_t r = 0; r < plan->n_ranks; r++) { /* handed over */
+    out->end[r] = t.ranks[r].end;
+    t.ranks[r].end = NULL;
+  }
+  timing_free(&t);
+  return PIPER_OK;
+}
+
+void plan_times_free(PlanTimes *t) {
+  for (uint32_t r = 0; r < t->n_ranks; r++) free(t->end[r]);
+  free(t->end);
+  *t = (PlanTimes){0};
 }
