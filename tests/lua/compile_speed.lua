@@ -1,7 +1,6 @@
 -- A DAG of more than 100,000 nodes compiles in under half a second, both orders included.
 local tap = require "tap"
 local piper = require "piper"
-local system = require "piper.core".system
 
 local stages, microbatches = 32, 832
 local model = piper.model("deep", function(m)
@@ -17,14 +16,14 @@ local s = piper.strategy()
 s:add(piper.schedules.one_f_one_b { ranks = stages, microbatches = microbatches })
 
 local best, plan = math.huge, nil
-for _ = 1, 3 do -- the machine may be busy: the best of three
+for _ = 1, 3 do -- the machine may be busy: the processor's time, and the best of three
   collectgarbage()
-  local start = system.seconds()
+  local start = os.clock()
   plan = piper.compile(model, s, { batch = microbatches })
-  best = math.min(best, system.seconds() - start)
+  best = math.min(best, os.clock() - start)
 end
 local nodes = plan.core:info().nodes
 tap.ok(nodes > 100000, ("%d nodes"):format(nodes))
 local limit = (os.getenv "SANITIZED" or "") ~= "" and 10 or 0.5 -- sanitizers cost several times
-tap.ok(best < limit, ("compiled in %.3f s"):format(best))
+tap.ok(best < limit, ("compiled in %.3f s of processor time"):format(best))
 tap.done()
