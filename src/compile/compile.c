@@ -53,6 +53,7 @@ static PiperStatus choose_order(Plan *plan, OrderRule rule, PiperErr *err) {
     plan->order_rule = RULE[order.rule];
     plan->predicted_seconds = order.seconds[order.rule];
     plan->predicted_rule[0] = order.seconds[ORDER_CRITICAL_PATH];
+    plan->apart_seconds = order.apart_seconds;
     plan->predicted_rule[1] = order.seconds[ORDER_DOWNSTREAM];
   }
   if (st == PIPER_OK) st = find_busy(plan, err);

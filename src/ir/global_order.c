@@ -15,12 +15,16 @@
  * one of its queues comes free or a node of it becomes ready: its first node then goes into the heap
  * of candidates. So a node costs O(log n) and the sets that share an atom with its own.
  *
+ * Where groups have members that may overlap, the same is done twice more, with other ranks of urgency
+ * within such groups and with members kept apart (order_members.h); the fastest order stays.
+ *
  * Last, transfers are moved back to where they are needed: behind the start of the compute node
  * that runs just before the first consumer (one use ahead), when they stand before it. Data that is
  * fetched long before its use only takes memory. What moves goes right behind a compute node that
  * stands before all of its successors, and compute nodes stay: still topological. */
 #include "ir/global_order.h"
 
+#include "ir/order_members.h"
 #include "ir/order_priority.h"
 #include "ir/order_sets.h"
 #include "ir/topo.h"
@@ -189,6 +193,8 @@ typedef struct Clock {
   const OrderSets *sets;
   const Urgency *urgency;
   const double *seconds;
+  const OrderMembers *apart;               /* run one after another; NULL: they may overlap */
+  uint32_t *member_left;                   /* by member of these: nodes that have not ended */
   uint32_t *left;                          /* by node: predecessors that have not ended */
   uint32_t *ready, *ready_first, *n_ready; /* heaps of ranks, one a set: ready + ready_first[set] */
   Candidates candidates; /* a heap of ranks; may hold nodes that have started since */
@@ -219,6 +225,15 @@ static void make_ready(Clock *c, uint32_t node) {
   if (heap[0] == rank) look_at(c, set);
 }
 
+/* After a member's last node the next one may begin. */
+static void end_of_member(Clock *c, uint32_t node) {
+  const OrderMembers *m = c->apart;
+  const uint32_t next = m->of[node] + 1;
+  if (m->of[node] == 0 || --c->member_left[next - 1] > 0 || next == m->n || !m->follows[next]) return;
+  for (uint32_t k = m->first[next]; k < m->first[next + 1]; k++)
+    if (--c->left[m->nodes[k]] == 0) make_ready(c, m->nodes[k]);
+}
+
 static void end_node(Clock *c, uint32_t node) {
   const OrderSets *s = c->sets;
   const uint32_t set = s->set[node];
@@ -229,6 +244,7 @@ static void end_node(Clock *c, uint32_t node) {
       look_at(c, s->sets[k]);
   for (uint32_t e = c->g->first[node]; e < c->g->first[node + 1]; e++)
     if (--c->left[c->g->succ[e]] == 0) make_ready(c, c->g->succ[e]);
+  if (c->apart != NULL) end_of_member(c, node);
 }
 
 static void start_node(Clock *c, uint32_t node) {
@@ -281,30 +297,48 @@ static void clock_free(Clock *c) {
   free(c->n_ready);
   free(c->endings);
   free(c->busy);
+  free(c->member_left);
   vec_free(&c->candidates);
 }
 
-/* Fills 'order' and 'start'; *end is the time at the end. */
+/* The first node of a member waits for the one before, too. */
+static void hold_members(Clock *c) {
+  const OrderMembers *m = c->apart;
+  for (uint32_t i = 1; i < m->n; i++) {
+    c->member_left[i] = m->first[i + 1] - m->first[i];
+    for (uint32_t k = m->first[i]; m->follows[i] && k < m->first[i + 1]; k++) c->left[m->nodes[k]]++;
+  }
+}
+
+/* Fills 'order' and 'start'; *end is the time at the end, < 0 where members cannot run one after another,
+ * since one waits for a later one. */
 static PiperStatus schedule(const Successors *g, const OrderSets *sets, const Urgency *u,
-                            const double *seconds, uint32_t *order, double *start, double *end,
-                            PiperErr *err) {
-  Clock c = {
-      .g = g, .sets = sets, .urgency = u, .seconds = seconds, .order = order, .start = start};
+                            const OrderMembers *apart, const double *seconds, uint32_t *order,
+                            double *start, double *end, PiperErr *err) {
+  Clock c = {.g = g,
+             .sets = sets,
+             .urgency = u,
+             .apart = apart,
+             .seconds = seconds,
+             .order = order,
+             .start = start};
   c.left = malloc(g->n * sizeof *c.left);
   c.ready = malloc(g->n * sizeof *c.ready);
   c.ready_first = calloc((size_t)sets->n_sets + 1, sizeof *c.ready_first);
   c.n_ready = calloc(sets->n_sets, sizeof *c.n_ready);
   c.endings = malloc(g->n * sizeof *c.endings);
   c.busy = calloc((size_t)sets->n_atoms + 1, sizeof *c.busy);
-  c.no_memory = c.left == NULL || c.ready == NULL || c.ready_first == NULL || c.n_ready == NULL ||
+  c.member_left = malloc(((apart != NULL ? apart->n : 0) + 1) * sizeof *c.member_left);
+  c.no_memory = c.member_left == NULL || c.left == NULL || c.ready == NULL || c.ready_first == NULL || c.n_ready == NULL ||
                 c.endings == NULL || c.busy == NULL;
   if (!c.no_memory) {
     memcpy(c.left, g->n_preds, g->n * sizeof *c.left);
     for (uint32_t i = 1; i < g->n; i++) c.ready_first[sets->set[i] + 1]++;
     for (uint32_t s = 0; s < sets->n_sets; s++) c.ready_first[s + 1] += c.ready_first[s];
+    if (apart != NULL) hold_members(&c);
     run_clock(&c);
   }
-  *end = c.now;
+  *end = c.n + 1 == g->n ? c.now : -1;
   clock_free(&c);
   return c.no_memory ? err_nomem(err, "global order") : PIPER_OK;
 }
@@ -379,6 +413,7 @@ typedef struct Scheduling {
   const double *seconds;
   Successors g;
   OrderSets sets;
+  OrderMembers members;
   bool *backward_first; /* by set: no order directive names a node of it */
   double *priority;     /* scratch of try_rule, by node */
   uint64_t *keys;
@@ -386,26 +421,43 @@ typedef struct Scheduling {
   Urgency urgency;
 } Scheduling;
 
-static PiperStatus try_rule(Scheduling *w, OrderRule rule, GlobalOrder *out, PiperErr *err) {
+/* One order by the urgency at hand; becomes the result where it is faster. *seconds is what it takes. */
+static PiperStatus try_order(Scheduling *w, OrderRule rule, const OrderMembers *apart, double *seconds,
+                             GlobalOrder *out, PiperErr *err) {
   uint32_t *order = malloc(w->d->n * sizeof *order);
   double *start = malloc(w->d->n * sizeof *start);
   PiperStatus st = order != NULL && start != NULL ? PIPER_OK : err_nomem(err, "global order");
-  if (st != PIPER_OK) goto drop;
-  if (rule == ORDER_CRITICAL_PATH) priority_critical_path(&w->g, w->seconds, w->priority);
-  else st = priority_downstream(&w->g, w->priority, err);
-  if (st == PIPER_OK) {
-    rank_nodes(w->d, w->backward_first, w->sets.set, w->priority, w->keys, w->other, &w->urgency);
-    st = schedule(&w->g, &w->sets, &w->urgency, w->seconds, order, start, &out->seconds[rule], err);
+  if (st == PIPER_OK)
+    st = schedule(&w->g, &w->sets, &w->urgency, apart, w->seconds, order, start, seconds, err);
+  const bool better = out->order == NULL || *seconds < out->seconds[out->rule];
+  if (st != PIPER_OK || *seconds < 0 || !better) {
+    free(order), free(start);
+    return st;
   }
-  if (st != PIPER_OK || (out->order != NULL && out->seconds[out->rule] <= out->seconds[rule])) goto drop;
   free(out->order), free(out->start);
   out->order = order;
   out->start = start;
   out->rule = rule;
+  out->seconds[rule] = *seconds;
   return PIPER_OK;
-drop:
-  free(order), free(start);
-  return st;
+}
+
+static PiperStatus try_rule(Scheduling *w, OrderRule rule, GlobalOrder *out, PiperErr *err) {
+  double plain, apart = -1, exchange;
+  if (rule == ORDER_CRITICAL_PATH) priority_critical_path(&w->g, w->seconds, w->priority);
+  else TRY(priority_downstream(&w->g, w->priority, err));
+  rank_nodes(w->d, w->backward_first, w->sets.set, w->priority, w->keys, w->other, &w->urgency);
+  TRY(try_order(w, rule, NULL, &plain, out, err));
+  if (out->seconds[rule] == 0) out->seconds[rule] = plain;
+  if (w->members.n == 0) return PIPER_OK;
+  TRY(try_order(w, rule, &w->members, &apart, out, err));
+  if (apart >= 0 && (out->apart_seconds == 0 || apart < out->apart_seconds)) out->apart_seconds = apart;
+  if (!order_members_by_exchange(&w->members, w->urgency.at, w->urgency.rank))
+    return err_nomem(err, "global order");
+  TRY(try_order(w, rule, NULL, &exchange, out, err));
+  if (apart >= 0 && apart < plain) plain = apart;
+  out->seconds[rule] = exchange < plain ? exchange : plain;
+  return PIPER_OK;
 }
 
 static PiperStatus prepare(Scheduling *w, PiperErr *err) {
@@ -423,6 +475,7 @@ static PiperStatus prepare(Scheduling *w, PiperErr *err) {
     return st;
   }
   TRY(order_sets_new(w->d, &w->sets, err));
+  TRY(order_members_new(w->d, &w->g, w->seconds, &w->members, err));
   w->backward_first = malloc(w->sets.n_sets * sizeof *w->backward_first);
   w->priority = calloc(n, sizeof *w->priority);
   w->keys = malloc(n * sizeof *w->keys);
@@ -448,6 +501,7 @@ PiperStatus global_order(const Dag *d, const double *seconds, OrderRule rule, Gl
   if (st == PIPER_OK) st = delay_transfers(d, &w.g, &w.sets, seconds, out, err);
   successors_free(&w.g);
   order_sets_free(&w.sets);
+  order_members_free(&w.members);
   free(w.backward_first);
   free(w.priority);
   free(w.keys);

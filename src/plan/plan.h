@@ -149,6 +149,8 @@ typedef struct Plan {
   uint32_t n_order;
   double predicted_seconds;  /* of the order kept, by the cost model */
   double predicted_rule[2];  /* critical_path, downstream */
+  double apart_seconds;      /* with the members of overlapped groups one after another; 0: there are none,
+                                or they cannot */
   double *node_seconds;      /* by NodeId, by the cost model; malloc'ed, owned; NULL: not known */
   double *node_start;        /* by NodeId: when it starts in the order's virtual time; likewise */
   double waits_seconds;      /* how much longer a step takes for the waits that memory added */

@@ -438,6 +438,10 @@ static bool put_prediction(const Plan *p, Text *t) {
                                          downstream ? "critical_path" : "downstream", other);
     if (!held) return false;
   }
+  if (p->apart_seconds > 0) {
+    plan_seconds_text(p->apart_seconds, other, sizeof other);
+    if (!list_item(&l, "members one after another %s", other)) return false;
+  }
   return put(t, "\n");
 }
 

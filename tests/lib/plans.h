@@ -34,6 +34,7 @@ static inline void plans_schedule(Plan *p, double (*seconds_of)(const Dag *, uin
   p->node_start = order.start;
   p->node_seconds = seconds;
   p->predicted_seconds = order.seconds[order.rule];
+  p->apart_seconds = order.apart_seconds;
 }
 
 /* Any topological order: a random ready node is next. Seed 0: the oldest. */

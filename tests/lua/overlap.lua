@@ -75,6 +75,9 @@ tap.is(row(shared, "all_to_all").stream, "dp_stream", "streams by their names")
 
 tap.like(tostring(plan), "\noverlap       [^\n]*all_to_all on ep_stream %d+%% of [%d.]+ .?s", "print(plan) has a line")
 tap.like(tostring(plan), "hidden behind compute\n", "that says what it is about")
+local apart = tostring(plan):match "members one after another ([%d.]+ .?s)\n"
+tap.ok(apart and apart:find "ms$" and tonumber(apart:match "[%d.]+") > 1.05 * plan.core:info().seconds * 1e3,
+  ("and that says what a step would take without overlap: %s, not %.2f ms"):format(apart, plan.core:info().seconds * 1e3))
 tap.like(tostring(overlap), "all_to_all +ep_stream +%d+ calls +[%d.]+ ms +[%d.]+%% hidden", "it can be printed")
 tap.like(tostring(overlap), "rank %d: [^\n]+ is exposed for [%d.]+ of [%d.]+ us: ", "with the reasons")
 
