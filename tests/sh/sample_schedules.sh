@@ -35,4 +35,19 @@ like "$out" 'all_reduce [0-9]+ of layer 2, microbatch 0, waits for its gradients
 like "$out" 'all_reduce [0-9]+ of layer 2, microbatch 0, waits for all_to_all [0-9]+$' "pass_delay_reductions.lua: and after it"
 like "$out" '^predicted: step [0-9.]+ us without, step [0-9.]+ us with it$' "pass_delay_reductions.lua: what it costs"
 like "$out" 'gradients [0-9.]+e-1[0-9],' "pass_delay_reductions.lua trains as one device"
+
+run dualpipev_experts
+like "$out" '\(0F3\+3B1\)' "dualpipev_experts.lua: overlapped pairs"
+like "$out" 'members one after another [0-9.]+ .?s' "dualpipev_experts.lua: what a step would take without overlap"
+like "$out" '^all_to_all: (6[5-9]|[789][0-9])% hidden$' "dualpipev_experts.lua: most of the exchanges are hidden"
+like "$out" '^the same training as on one device: gradients differ by at most [0-9.]+e-1[0-9]$' "dualpipev_experts.lua trains as one device"
+like "$out" '^step  40  loss [0-9.]+$' "dualpipev_experts.lua trains"
+lines=$(awk 'seen { n++ } /^end\)$/ { seen = 1 } END { print n }' "$srcdir/samples/dualpipev_experts.lua")
+ok "$([ "$lines" -gt 0 ] && [ "$lines" -le 40 ]; echo $?)" "dualpipev_experts.lua: $lines lines beside the model, at most 40"
+
+run zero3_1f1b
+like "$out" '^ZeRO-3 +rank 0 holds +1[0-9]+' "zero3_1f1b.lua: model state a device"
+like "$out" '^all_gather +ag_stream +[0-9]+ calls +[0-9.]+ ms +[5-9][0-9].[0-9]% hidden$' "zero3_1f1b.lua: gathers hide"
+like "$out" '^the same training as on one device: gradients differ by at most [0-9.]+e-1[0-9]$' "zero3_1f1b.lua trains as one device"
+like "$out" '^step  60  loss [0-9.]+$' "zero3_1f1b.lua trains"
 done_testing
