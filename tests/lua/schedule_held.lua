@@ -71,6 +71,16 @@ for microbatches = 2, 5 do
   before = bytes
 end
 
+-- A stage whose backward pass needs nothing of its forward pass holds nothing.
+local doubling = piper.model("doubling", function(m)
+  local h = m:input("x", { "batch", 4 }, "f32")
+  piper.annotate("PP", function() h = nn.linear(h, "l", { out = 4 }) end)
+  piper.annotate("PP", function() h = h * 2 end)
+  piper.annotate("PP", function() m:loss(nn.sum_squares(h)) end)
+end)
+local gpipe = piper.strategy():add(schedules.gpipe { ranks = 3, microbatches = 4 })
+tap.is(piper.compile(doubling, gpipe, { batch = 8 }):held()[1], 0, "nothing to hold")
+
 -- Several chunks of one stage and microbatch are one pair.
 local layers = piper.model("layers", function(m)
   local h = m:input("x", { "batch", 4 }, "f32")
