@@ -8,12 +8,16 @@ local nn = piper.nn
 local data = exact.data()
 local OPTIONS = { batch = 24, dtype = "f64", optimizer = piper.sgd { lr = 1 }, verify = true }
 
-local function compile(model, strategy) return piper.compile(model, strategy, OPTIONS) end
+local function compile(model, strategy, batch)
+  local options = { batch = batch }
+  for k, v in pairs(OPTIONS) do options[k] = options[k] or v end
+  return piper.compile(model, strategy, options)
+end
 
 -- The plan of a model and a strategy with one pass.
-local function with(fn, model, strategy, after)
+local function with(fn, model, strategy, after, batch)
   local _ <close> = piper.pass("mine", fn, after and { after = after })
-  return compile(model, strategy)
+  return compile(model, strategy, batch)
 end
 
 local function line() return debug.getinfo(2, "l").currentline end
@@ -167,6 +171,22 @@ tap.error_matches(function()
   with(function(dag) dag:before(dag:nodes { PP = 0, MB = 2, PASS = "F" }, dag:nodes { PP = 0, MB = 1, PASS = "F" }) end, plain, two, "count")
 end, "order: 0F[12] is ordered before 0F[12], but has to wait for it: ", "an order that contradicts a pass before it")
 
+-- The pass order tells edges of passes before it from those of data: what an R serves, ...
+local recomputed = piper.strategy():split { num_microbatches = 2 }:recompute { filter = {} }
+recomputed:order { filters = { { MB = 0, PASS = "F" }, { MB = 0, PASS = "B" }, { MB = 1, PASS = "F" }, { MB = 1, PASS = "B" } } }
+tap.like(with(function(dag) dag:before(dag:nodes { PASS = "R", MB = 0 }, dag:nodes { PASS = "F", MB = 1 }) end, one, recomputed, "count")
+  :actions(), "^0F0 0R0 0B0 0F1 0R1 0B1$", "an edge from R to what it does not serve")
+-- ... and what a wide group gets through transfers (a walk along all of these paths would take years).
+local many = piper.strategy():split { num_microbatches = 48 }
+many:place { filter = { PP = 0 }, devices = { 0 } }:place { filter = { PP = 1 }, devices = { 1 } }
+many:order { filters = { { PP = 1, PASS = "F" }, { PP = 1, PASS = "B" } } }
+tap.ok(with(function(dag)
+  local transfers = dag:nodes({ PASS = "F" }, "transfer")
+  for i = 2, #transfers do
+    for j = 1, i - 1 do dag:before(transfers[j], transfers[i]) end
+  end
+end, plain, many, "count", 48):verify(), "all transfers in one order, before the pass order")
+
 -- Joins stand between wide groups.
 local wide = piper.strategy():split { num_microbatches = 8 }
 wide:order { filters = { { MB = { 0, 1, 2, 3 }, PASS = "F" }, { MB = { 4, 5, 6, 7 }, PASS = "F" } } }
@@ -294,6 +314,17 @@ with(function(dag)
 end, plain, piper.strategy():split { num_microbatches = 3 }:place { filter = { PP = 0 }, devices = { 0, 1 } }
   :place { filter = { PP = 1 }, devices = { 2, 3 } }:replicate { filter = { PP = 0 }, devices = { 0, 1 } }
   :replicate { filter = { PP = 1 }, devices = { 2, 3 } }, "replicate")
+-- Also where nodes have moved up in the search for cycles.
+with(function(dag)
+  local r, forward, backward = dag:nodes({}, "all_reduce")[2], dag:nodes { PASS = "F" }, dag:nodes { PASS = "B" }
+  for i = 2, #forward do dag:before(forward[i - 1], forward[i]) end
+  dag:before(forward[#forward], backward[1])
+  local last = table.remove(backward, 1)
+  local parts = dag:split_reduction(r, { backward, { last } })
+  tap.error_matches(function() dag:before(parts[2], last) end, "before: .* cannot come before 0B%d, since it has to wait",
+    "a part behind a long chain")
+end, one, piper.strategy():split { num_microbatches = 24 }:place { filter = {}, devices = { 0, 1 } }
+  :replicate { filter = {}, devices = { 0, 1 } }, "replicate", 48)
 fails(function(dag) dag:split_reduction(1, {}) end, "split_reduction: 0F0 is not a reduction of gradients")
 fails(function(dag) dag:split_reduction(dag:nodes({}, "all_reduce")[1], {}) end,
   "split_reduction: all_reduce metrics 0-3 is not a reduction of gradients")
