@@ -122,11 +122,13 @@ static Plan *pipeline(const Graph *g) {
   return p;
 }
 
-int main(void) {
+/* [STEPS]: of the second plan under random sleeps. */
+int main(int argc, char **argv) {
+  const int n_steps = argc > 1 ? atoi(argv[1]) : 150;
   Graph *g = pairs_model();
   achieved(g);
   jitter(pairs(g, true, 2), 200, "two members' exchanges on one communicator");
-  jitter(pipeline(g), 150, "pipeline, replicas and experts with overlap");
+  jitter(pipeline(g), n_steps, "pipeline, replicas and experts with overlap");
   graph_free(g);
   return done_testing();
 }
