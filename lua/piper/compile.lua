@@ -201,7 +201,8 @@ function Plan:dot(path, pass)
   return self
 end
 
----One line a rank: its actions in order, <stage><pass><microbatch>.
+---One line a rank: its actions in order, <stage><pass><microbatch>. Of more than 32 ranks those with the same
+---line share it, their numbers in front ("0-255: 0F0 0F1").
 ---@return string
 function Plan:actions() return self.core:actions() end
 
@@ -216,7 +217,14 @@ function Plan:held() return self.core:held() end
 
 ---Proves from the finished plan alone that it has no deadlock, no race and no early reuse.
 ---@return { instructions: integer, transfers: integer, collectives: integer, conflicts: integer }
-function Plan:verify() return self.core:verify() end
+function Plan:verify()
+  local available, need = require "piper.available"(), self.core:verify_bytes()
+  if available and need > available then
+    check.fail("verify: the proof needs about %d MiB for the lists of %d ranks and %d MiB are available; "
+      .. "prove the same strategy with fewer replicas", need >> 20, #self.core:info().ranks, available >> 20)
+  end
+  return self.core:verify()
+end
 
 ---What a step communicates: a list of { bucket, what, kind, stream, devices, calls, bytes }. A collective
 ---is one call however many devices make it; bytes are those of all its calls: of what is reduced or

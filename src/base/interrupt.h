@@ -6,10 +6,19 @@
 #ifndef PIPER_BASE_INTERRUPT_H
 #define PIPER_BASE_INTERRUPT_H
 
+#include "base/err.h"
+
 #include <stdbool.h>
+#include <stdint.h>
 
 void interrupt_request(void);
 bool interrupt_pending(void); /* true from a request until it is cleared */
 void interrupt_clear(void);   /* before the next piece of work starts */
+
+PiperStatus interrupt_check(PiperErr *err); /* PIPER_ESTOP "interrupted", from then on */
+/* For the i-th round of a loop: looks now and then. */
+static inline PiperStatus interrupt_check_at(uint64_t i, PiperErr *err) {
+  return (i & 4095) == 0 ? interrupt_check(err) : PIPER_OK;
+}
 
 #endif

@@ -338,6 +338,12 @@ static int plan_lua_verify(lua_State *L) {
   return 1;
 }
 
+/* Bytes that verify needs. */
+static int plan_lua_verify_bytes(lua_State *L) {
+  lua_pushinteger(L, (lua_Integer)plan_verify_bytes(bind_check_plan(L, 1)));
+  return 1;
+}
+
 static int plan_lua_digest(lua_State *L) {
   char hex[20];
   snprintf(hex, sizeof hex, "%016" PRIx64, bind_check_plan(L, 1)->digest);
@@ -386,6 +392,7 @@ int luaopen_piper_core_plan(lua_State *L) {
       {"held", plan_lua_held},
       {"explain", plan_lua_explain},
       {"verify", plan_lua_verify},
+      {"verify_bytes", plan_lua_verify_bytes},
       {"digest", plan_lua_digest},
       {"info", plan_lua_info},
       {"communication", plan_lua_communication},

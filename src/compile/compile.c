@@ -2,6 +2,7 @@
 
 #include "base/bytes.h"
 #include "base/cores.h"
+#include "base/interrupt.h"
 #include "ir/cost.h"
 #include "plan/plan_lower.h"
 #include "plan/plan_verify.h"
@@ -42,8 +43,10 @@ static PiperStatus choose_order(Plan *plan, OrderRule rule, PiperErr *err) {
   double *seconds = calloc(d->n, sizeof *seconds);
   if (seconds == NULL) return err_nomem(err, "compile");
   plan->node_seconds = seconds;
-  for (uint32_t n = 1; n < d->n; n++)
+  for (uint32_t n = 1; n < d->n; n++) {
+    TRY(interrupt_check_at(n, err));
     seconds[n] = cost_node(&COST_CPU, plan->programs, d, (NodeId){n});
+  }
   GlobalOrder order = {0};
   PiperStatus st = global_order(d, seconds, rule, &order, err);
   if (st == PIPER_OK) {

@@ -24,6 +24,7 @@
  * stands before all of its successors, and compute nodes stay: still topological. */
 #include "ir/global_order.h"
 
+#include "base/interrupt.h"
 #include "ir/order_members.h"
 #include "ir/order_priority.h"
 #include "ir/order_sets.h"
@@ -204,13 +205,14 @@ typedef struct Clock {
   uint32_t *order, n;
   double *start; /* by node */
   double now;
-  bool no_memory;
+  PiperErr *err;
+  PiperStatus failed;
 } Clock;
 
 static void look_at(Clock *c, uint32_t set) {
   if (c->n_ready[set] == 0) return;
   if (!vec_reserve(&c->candidates, 1)) {
-    c->no_memory = true;
+    c->failed = err_nomem(c->err, "global order");
     return;
   }
   uint32_t n = (uint32_t)c->candidates.n;
@@ -281,9 +283,10 @@ static void start_candidates(Clock *c) {
 static void run_clock(Clock *c) {
   for (uint32_t i = 1; i < c->g->n; i++)
     if (c->left[i] == 0) make_ready(c, i);
-  for (;;) {
+  for (uint64_t i = 0;; i++) {
     start_candidates(c);
-    if (c->n_endings == 0 || c->no_memory) return;
+    if (c->failed == PIPER_OK) c->failed = interrupt_check_at(i, c->err);
+    if (c->n_endings == 0 || c->failed != PIPER_OK) return;
     c->now = c->endings[0].at;
     while (c->n_endings > 0 && c->endings[0].at == c->now)
       end_node(c, endings_pop(c->endings, &c->n_endings).node);
@@ -321,7 +324,8 @@ static PiperStatus schedule(const Successors *g, const OrderSets *sets, const Ur
              .apart = apart,
              .seconds = seconds,
              .order = order,
-             .start = start};
+             .start = start,
+             .err = err};
   c.left = malloc(g->n * sizeof *c.left);
   c.ready = malloc(g->n * sizeof *c.ready);
   c.ready_first = calloc((size_t)sets->n_sets + 1, sizeof *c.ready_first);
@@ -329,9 +333,10 @@ static PiperStatus schedule(const Successors *g, const OrderSets *sets, const Ur
   c.endings = malloc(g->n * sizeof *c.endings);
   c.busy = calloc((size_t)sets->n_atoms + 1, sizeof *c.busy);
   c.member_left = malloc(((apart != NULL ? apart->n : 0) + 1) * sizeof *c.member_left);
-  c.no_memory = c.member_left == NULL || c.left == NULL || c.ready == NULL || c.ready_first == NULL || c.n_ready == NULL ||
-                c.endings == NULL || c.busy == NULL;
-  if (!c.no_memory) {
+  if (c.member_left == NULL || c.left == NULL || c.ready == NULL || c.ready_first == NULL ||
+      c.n_ready == NULL || c.endings == NULL || c.busy == NULL) {
+    c.failed = err_nomem(err, "global order");
+  } else {
     memcpy(c.left, g->n_preds, g->n * sizeof *c.left);
     for (uint32_t i = 1; i < g->n; i++) c.ready_first[sets->set[i] + 1]++;
     for (uint32_t s = 0; s < sets->n_sets; s++) c.ready_first[s + 1] += c.ready_first[s];
@@ -340,7 +345,7 @@ static PiperStatus schedule(const Successors *g, const OrderSets *sets, const Ur
   }
   *end = c.n + 1 == g->n ? c.now : -1;
   clock_free(&c);
-  return c.no_memory ? err_nomem(err, "global order") : PIPER_OK;
+  return c.failed;
 }
 
 /* ---- transfers just in time ------------------------------------------------------------------ */

@@ -19,11 +19,14 @@
  * directives may split one end each. */
 #include "passes/pass.h"
 
+#include "base/interrupt.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_NODES = 1 << 28 };
+/* Some 4 GiB while it is compiled, forty times what the largest test has. */
+enum { MAX_NODES = 1 << 22 };
 
 typedef struct Splitter {
   Dag *d;
@@ -62,11 +65,19 @@ static const char *first_split_by(const Splitter *w, const Directive *x) {
   return y->line;
 }
 
-/* Says which numbers near x's would do. */
+/* Says which numbers near x's would do: divisors come in pairs, one of them at most the square root. */
 static PiperStatus no_division(const Directive *x, int64_t samples, bool microbatch, PiperErr *err) {
-  int64_t below = x->num_microbatches < samples ? x->num_microbatches : samples, above = below;
-  while (samples % below != 0) below--;
-  while (above < samples && samples % above != 0) above++;
+  const int64_t m = x->num_microbatches;
+  int64_t below = 1, above = samples;
+  for (int64_t d = 1; d <= samples / d; d++) {
+    if (samples % d != 0) continue;
+    for (int k = 0; k < 2; k++) {
+      const int64_t n = k == 0 ? d : samples / d;
+      if (n <= m && n > below) below = n;
+      if (n >= m && n < above) above = n;
+    }
+  }
+  if (m >= samples) below = above = samples;
   char fits[64];
   if (above > below)
     snprintf(fits, sizeof fits, "%lld or %lld", (long long)below, (long long)above);
@@ -75,6 +86,53 @@ static PiperStatus no_division(const Directive *x, int64_t samples, bool microba
                         (long long)samples, samples == 1 ? "" : "s",
                         microbatch ? " of a microbatch" : "", samples == 1 ? "es" : "",
                         (long long)x->num_microbatches, fits);
+}
+
+/* n nodes become M each, beside 'others'. */
+static PiperStatus check_number(const Directive *x, uint64_t n, uint64_t others, PiperErr *err) {
+  const uint64_t most = n > 0 ? (MAX_NODES - others) / n : UINT64_MAX;
+  if ((uint64_t)x->num_microbatches <= most) return PIPER_OK;
+  return directive_fail(err, x,
+                        "%lld microbatches of %llu nodes are too many: a DAG has at most %d nodes, "
+                        "which is at most %llu microbatches here",
+                        (long long)x->num_microbatches, (unsigned long long)n, (int)MAX_NODES,
+                        (unsigned long long)most);
+}
+
+static bool names_split(const Splitter *w, const Directive *x) {
+  for (const Directive *y = w->s->at; y < x; y++)
+    for (uint32_t i = 0; y->kind == DIRECTIVE_SPLIT && i < x->filter.n_terms; i++)
+      if (y->dim_name != NULL && strcmp(x->filter.terms[i].tag, y->dim_name) == 0) return true;
+  return false;
+}
+
+/* Before any node is made: how many all splits together make. Those whose filters name microbatches of
+ * others are left to copy_nodes. */
+static PiperStatus check_numbers(Splitter *w, PiperErr *err) {
+  const uint32_t n = w->d->n;
+  FilterIndex *index = NULL;
+  uint64_t *copies = malloc(n * sizeof *copies), all = n - 1;
+  PiperStatus st = copies != NULL ? filter_index_new(w->d, &index, err) : err_nomem(err, "split");
+  for (uint32_t u = 0; copies != NULL && u < n; u++) copies[u] = 1;
+  for (uint32_t i = 0; st == PIPER_OK && i < w->s->n; i++) {
+    const Directive *x = &w->s->at[i];
+    uint64_t sum = 0;
+    if (x->kind != DIRECTIVE_SPLIT || x->num_microbatches < 1 || names_split(w, x)) continue;
+    w->matched.n = 0;
+    PiperErr wrong = {0}; /* said later, with all tags that there are then */
+    if (filter_nodes(index, &x->filter, &w->matched, &wrong) != PIPER_OK) {
+      if (wrong.code == PIPER_ENOMEM) st = err_nomem(err, "split");
+      continue;
+    }
+    for (size_t k = 0; k < w->matched.n; k++) sum += copies[w->matched.at[k]];
+    st = check_number(x, sum, all - sum, err);
+    all += sum * (uint64_t)(x->num_microbatches - 1);
+    for (size_t k = 0; st == PIPER_OK && k < w->matched.n; k++)
+      copies[w->matched.at[k]] *= (uint64_t)x->num_microbatches;
+  }
+  filter_index_free(index);
+  free(copies);
+  return st;
 }
 
 /* Copies 1 .. M-1 of the matched nodes, and the parts of all. */
@@ -94,11 +152,7 @@ static PiperStatus copy_nodes(Splitter *w, const Directive *x, PiperErr *err) {
     if ((hi - lo) % m != 0)
       return no_division(x, hi - lo, hi - lo < d->batch, err);
   }
-  if ((uint64_t)m > MAX_NODES || w->matched.n * (uint64_t)(m - 1) + d->n > MAX_NODES)
-    return directive_fail(err, x,
-                          "%lld microbatches of %zu nodes are too many: a DAG has at most "
-                          "%d nodes",
-                          (long long)m, w->matched.n, (int)MAX_NODES);
+  TRY(check_number(x, w->matched.n, d->n - 1 - w->matched.n, err));
   for (size_t k = 0; k < w->matched.n; k++) {
     const uint32_t u = w->matched.at[k];
     const int64_t lo = d->lo[u], part = (d->hi[u] - lo) / m;
@@ -106,6 +160,7 @@ static PiperStatus copy_nodes(Splitter *w, const Directive *x, PiperErr *err) {
     w->split_by.at[u] = by;
     for (uint32_t i = 0; i < (uint32_t)m; i++) {
       uint32_t v = u;
+      TRY(interrupt_check_at(i, err));
       if (i > 0) {
         v = dag_add_node(d, NODE_COMPUTE, d->line[u]).i;
         if (v == 0 || !vec_push(&w->split_by, by)) return err_nomem(err, "split");
@@ -176,6 +231,7 @@ static PiperStatus split_one(Splitter *w, const Directive *x, PiperErr *err) {
   const size_t n_edges = d->edges.n;
   for (uint32_t e = 1; st == PIPER_OK && x->num_microbatches > 1 && e < n_edges; e++)
     if (!join_copies(w, (EdgeId){e}, (uint32_t)x->num_microbatches)) st = err_nomem(err, "split");
+    else st = interrupt_check(err);
   free(w->copies);
   return st;
 }
@@ -207,6 +263,7 @@ PiperStatus pass_split(Dag *d, const Strategy *s, const PassOptions *opt, PiperE
   PiperStatus st = PIPER_OK;
   for (uint32_t i = 0; i < d->n; i++)
     if (!vec_push(&w.split_by, 0)) st = err_nomem(err, "split");
+  if (st == PIPER_OK) st = check_numbers(&w, err);
   for (uint32_t i = 0; st == PIPER_OK && i < s->n; i++) {
     if (s->at[i].kind != DIRECTIVE_SPLIT) continue;
     st = split_one(&w, &s->at[i], err);

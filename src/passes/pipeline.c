@@ -1,6 +1,7 @@
 /* The table of passes, and the loop that runs it. */
 #include "passes/pipeline.h"
 
+#include "base/interrupt.h"
 #include "ir/dag_draw.h"
 #include "ir/dag_text.h"
 #include "ir/dag_verify.h"
@@ -118,7 +119,8 @@ PiperStatus passes_run(const Graph *g, int64_t batch, const Strategy *s, const P
   for (int i = 0; st == PIPER_OK && i < N_PASSES; i++) {
     const struct Row *row = &PASSES[i];
     assert((facts & row->needs) == row->needs);
-    st = row->run(d, s, opt, err);
+    st = interrupt_check(err);
+    if (st == PIPER_OK) st = row->run(d, s, opt, err);
     facts = (facts & ~row->breaks) | row->gives;
     if (st == PIPER_OK && opt->verify) {
       PiperErr found = {0};

@@ -41,13 +41,6 @@ void plan_free(Plan *p) {
   free(p);
 }
 
-uint64_t plan_list_bytes(const RankPlan *r) {
-  return r->instrs.cap * sizeof *r->instrs.at + r->waits.cap * sizeof *r->waits.at +
-         r->bind_offset.cap * (sizeof *r->bind_offset.at + sizeof *r->bind_first_write.at) +
-         r->accesses.cap * sizeof *r->accesses.at + r->buffers.cap * sizeof *r->buffers.at +
-         r->streams.cap * sizeof *r->streams.at;
-}
-
 const RankPlan *plan_rank(const Plan *p, int32_t rank) {
   uint32_t lo = 0, hi = p->n_ranks; /* ascending */
   while (lo < hi) {

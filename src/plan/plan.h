@@ -123,9 +123,9 @@ typedef struct RankPlan {
   uint64_t kept_bytes; /* what it keeps from step to step lies at the start of its arena: so many */
   uint32_t peak_instr;       /* that instant */
   uint32_t n_waits, waits_added; /* all; by the memory planner, where nothing implied them */
-  uint64_t calls[INSTR_KIND_COUNT],
-      moved[INSTR_KIND_COUNT]; /* instructions of each kind; their bytes,
-                                those of collectives of the rank that it is like */
+  uint64_t list_bytes;           /* about: memory that its lists take, made or not */
+  uint64_t calls[INSTR_KIND_COUNT]; /* instructions of each kind */
+  uint64_t moved[INSTR_KIND_COUNT]; /* their bytes; of collectives: of the rank that it is like */
 } RankPlan;
 
 typedef struct PlanOptions {
@@ -171,9 +171,7 @@ typedef struct Plan {
  * and options say, so the plan stays the same plan. Not thread-safe. */
 PiperStatus plan_lists(const Plan *p, PiperErr *err);
 PiperStatus plan_lists_of(const Plan *p, uint32_t index, PiperErr *err);
-/* Empties the lists of a rank. */
-void plan_drop_lists(RankPlan *r);
-uint64_t plan_list_bytes(const RankPlan *r); /* memory they take */
+void plan_drop_lists(RankPlan *r); /* empties them */
 
 void plan_free(Plan *p); /* NULL is fine */
 const RankPlan *plan_rank(const Plan *p, int32_t rank); /* NULL: not in the plan */

@@ -383,6 +383,7 @@ void plan_copy_figures(Plan *plan, uint32_t index) {
   r->kept_bytes = like->kept_bytes;
   r->peak_instr = like->peak_instr;
   r->n_waits = like->n_waits;
+  r->list_bytes = like->list_bytes;
   r->waits_added = like->waits_added;
   memcpy(r->calls, like->calls, sizeof r->calls);
   memcpy(r->moved, like->moved, sizeof r->moved);

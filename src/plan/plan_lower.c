@@ -323,8 +323,10 @@ static PiperStatus deal_nodes(Lower *w) {
   const Plan *plan = w->plan;
   bool *works = malloc(plan->n_order + 1);
   PiperStatus st = works != NULL ? PIPER_OK : nomem(w);
-  for (uint32_t k = 0; st == PIPER_OK && k < plan->n_order; k++)
-    st = look_at_node(w, plan->order[k], &works[k]);
+  for (uint32_t k = 0; st == PIPER_OK && k < plan->n_order; k++) {
+    st = interrupt_check_at(k, w->err);
+    if (st == PIPER_OK) st = look_at_node(w, plan->order[k], &works[k]);
+  }
   w->n_sets = devsets_count(w->dag->devsets);
   if (st == PIPER_OK && !fill_zero(&w->set_first, w->n_sets + 1)) st = nomem(w);
   for (uint32_t k = 0; st == PIPER_OK && k < plan->n_order; k++)
@@ -1288,6 +1290,7 @@ out:
 static PiperStatus lower_nodes(Lower *w) {
   const Dag *d = w->dag;
   for (size_t k = 0; k < w->places.n; k++) {
+    TRY(interrupt_check_at(k, w->err));
     const uint32_t n = w->plan->order[w->places.at[k]];
     const bool transfer = d->kind[n] == NODE_TRANSFER;
     const Item x = {n, w->pos[d->devs[n]], transfer ? w->pos[d->src_devs[n]] : NONE};
@@ -1362,7 +1365,7 @@ PiperStatus plan_lower_begin(Plan *plan, PiperErr *err) {
 }
 
 PiperStatus plan_lower_rank(Plan *plan, uint32_t index, PiperErr *err) {
-  if (interrupt_pending()) return err_set(err, PIPER_ESTOP, "interrupted");
+  TRY(interrupt_check(err));
   plan->lowering->err = err;
   return lower_rank(plan->lowering, index);
 }

@@ -28,9 +28,8 @@ PiperStatus plan_make(Plan *plan, PiperErr *err) {
       continue;
     }
     TRY(make_lists(plan, i, err));
-    const uint64_t n = plan_list_bytes(r);
-    if (bytes + n > MAX_LIST_BYTES) plan_drop_lists(r);
-    else bytes += n;
+    if (bytes + r->list_bytes > MAX_LIST_BYTES) plan_drop_lists(r);
+    else bytes += r->list_bytes;
   }
   return PIPER_OK;
 }

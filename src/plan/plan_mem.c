@@ -656,6 +656,13 @@ static void account(RankPlan *r) {
   r->at_peak[MEM_WORKSPACE] += r->arena_bytes - sum;
 }
 
+static uint64_t list_bytes(const RankPlan *r) {
+  return r->instrs.cap * sizeof *r->instrs.at + r->waits.cap * sizeof *r->waits.at +
+         r->bind_offset.cap * (sizeof *r->bind_offset.at + sizeof *r->bind_first_write.at) +
+         r->accesses.cap * sizeof *r->accesses.at + r->buffers.cap * sizeof *r->buffers.at +
+         r->streams.cap * sizeof *r->streams.at;
+}
+
 static void count(RankPlan *r) {
   memset(r->calls, 0, sizeof r->calls);
   memset(r->moved, 0, sizeof r->moved);
@@ -664,6 +671,7 @@ static void count(RankPlan *r) {
     r->moved[r->instrs.at[i].kind] += r->instrs.at[i].bytes;
   }
   r->n_waits = (uint32_t)r->waits.n;
+  r->list_bytes = list_bytes(r);
   r->kept_bytes = 0;
   for (size_t k = 0; k < r->buffers.n; k++) {
     const Buffer *b = &r->buffers.at[k];

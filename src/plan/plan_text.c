@@ -18,7 +18,7 @@ enum {
   MAX_TIMED = 1 << 19, /* instructions: of more, neither what waits cost nor what overlaps is looked at */
   NAME_WIDTH = 14,
   RANK_WIDTH = 6,
-  GROUP_WIDTH = 10, /* of ranks */
+  GROUP_WIDTH = 14, /* of ranks */
 };
 
 typedef VEC(char) Text;
@@ -143,7 +143,7 @@ static bool put_ranks(const Plan *p, PutRank *put_rank, void *ctx, bool alike, T
   }
   held = groups_make(p, put_rank, ctx, alike, &g);
   for (size_t k = 0; held && k < g.at.n; k++) {
-    char label[14];
+    char label[GROUP_WIDTH];
     group_label(p, &g, &g.at.at[k], label, sizeof label);
     held =
         put(t, "%-*s %.*s", GROUP_WIDTH - 1, label, (int)g.at.at[k].n, g.text.at + g.at.at[k].at);
@@ -507,18 +507,21 @@ static bool put_rank_traffic(void *ctx, const Plan *p, uint32_t index, Text *t) 
   (void)ctx;
   for (int k = INSTR_ALL_REDUCE; k < INSTR_KIND_COUNT; k++)
     calls += x->calls[k], bytes += x->moved[k];
-  if (!put(t, "%9llu%13s%9llu%13s%13llu%13s%11llu", (unsigned long long)x->calls[INSTR_SEND],
-           bytes_text(x->moved[INSTR_SEND]).text, (unsigned long long)x->calls[INSTR_RECV],
-           bytes_text(x->moved[INSTR_RECV]).text, (unsigned long long)calls, bytes_text(bytes).text,
-           (unsigned long long)x->calls[INSTR_RUN]))
+  const int n = 9 - grouped(p), m = 13 - grouped(p), l = 11 - grouped(p); /* widths */
+  if (!put(t, "%*llu%*s%*llu%*s%*llu%*s%*llu", n, (unsigned long long)x->calls[INSTR_SEND], m,
+           bytes_text(x->moved[INSTR_SEND]).text, n, (unsigned long long)x->calls[INSTR_RECV], m,
+           bytes_text(x->moved[INSTR_RECV]).text, m, (unsigned long long)calls, m,
+           bytes_text(bytes).text, l, (unsigned long long)x->calls[INSTR_RUN]))
     return false;
-  if (p->busy_seconds == NULL || p->predicted_seconds <= 0) return put(t, "%9s\n", "-");
-  return put(t, "%8.1f%%\n", 100 * p->busy_seconds[index] / p->predicted_seconds);
+  if (p->busy_seconds == NULL || p->predicted_seconds <= 0) return put(t, "%*s\n", n, "-");
+  return put(t, "%*.1f%%\n", n - 1, 100 * p->busy_seconds[index] / p->predicted_seconds);
 }
 
 static bool put_traffic(const Plan *p, Text *t) {
-  return put(t, "\na step of each rank\n%-*s%9s%13s%9s%13s%13s%13s%11s%9s\n", rank_width(p), "rank",
-             "sends", "bytes", "recvs", "bytes", "collectives", "bytes", "runs", "busy") &&
+  const int n = 9 - grouped(p), m = 13 - grouped(p), l = 11 - grouped(p);
+  return put(t, "\na step of each rank\n%-*s%*s%*s%*s%*s%*s%*s%*s%*s\n", rank_width(p), "rank", n,
+             "sends", m, "bytes", n, "recvs", m, "bytes", m, "collectives", m, "bytes", l, "runs",
+             n, "busy") &&
          put_ranks(p, put_rank_traffic, NULL, false, t);
 }
 

@@ -1,11 +1,17 @@
 /* The first step of the proof, and the frame around all of them. */
 #include "plan/verify.h"
 
+#include "base/interrupt.h"
 #include "ir/bucket.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+enum {
+  MAX_KEPT_BYTES = 1 << 30, /* of lists that the proof leaves for a run */
+  PROOF_BYTES = 100         /* of the steps' tables, an instruction; about */
+};
 
 Label verify_label(const Verifier *v, uint32_t rank_index, uint32_t instr) {
   Label l;
@@ -487,6 +493,7 @@ static PiperStatus check_comm(Verifier *v, uint32_t index, uint32_t i) {
 PiperStatus verify_ranges(Verifier *v) {
   const Plan *p = v->plan;
   for (uint32_t index = 0; index < p->n_ranks; index++) {
+    TRY(interrupt_check(v->err));
     const RankPlan *r = &p->ranks[index];
     if (r->rank != devsets_ranks(p->dag->devsets, p->world)[index])
       return verify_fault(v, "rank %d is at the wrong place of the plan", r->rank);
@@ -502,29 +509,56 @@ PiperStatus verify_ranges(Verifier *v) {
   return PIPER_OK;
 }
 
-PiperStatus plan_verify(const Plan *plan, PlanProof *proof, PiperErr *err) {
-  Verifier v = {.plan = plan, .err = err};
-  PiperStatus st = PIPER_OK;
+static PiperStatus verify(Verifier *v) {
+  const Plan *plan = v->plan;
   uint64_t n = 0;
-  TRY(plan_lists(plan, err));
-  v.first = malloc((plan->n_ranks + 1) * sizeof *v.first);
-  if (v.first == NULL) return verify_nomem(&v);
+  TRY(plan_lists(plan, v->err));
+  v->first = malloc((plan->n_ranks + 1) * sizeof *v->first);
+  if (v->first == NULL) return verify_nomem(v);
   for (uint32_t r = 0; r < plan->n_ranks; r++) {
-    v.first[r] = (uint32_t)n;
+    v->first[r] = (uint32_t)n;
     n += plan->ranks[r].instrs.n;
   }
-  v.first[plan->n_ranks] = (uint32_t)n;
-  v.rank_of = malloc((n + 1) * sizeof *v.rank_of);
-  if (n >= UINT32_MAX || v.rank_of == NULL) st = verify_nomem(&v);
-  for (uint32_t r = 0; st == PIPER_OK && r < plan->n_ranks; r++)
-    for (uint32_t i = v.first[r]; i < v.first[r + 1]; i++) v.rank_of[i] = r;
-  if (st == PIPER_OK) st = verify_ranges(&v);
-  if (st == PIPER_OK) st = verify_meetings(&v);
-  if (st == PIPER_OK) st = verify_races(&v);
-  if (st == PIPER_OK) st = verify_counts(&v);
-  if (st == PIPER_OK) st = verify_updates(&v);
+  v->first[plan->n_ranks] = (uint32_t)n;
+  v->rank_of = malloc((n + 1) * sizeof *v->rank_of);
+  if (n >= UINT32_MAX || v->rank_of == NULL) return verify_nomem(v);
+  for (uint32_t r = 0; r < plan->n_ranks; r++)
+    for (uint32_t i = v->first[r]; i < v->first[r + 1]; i++) v->rank_of[i] = r;
+  TRY(verify_ranges(v));
+  TRY(verify_meetings(v));
+  TRY(verify_races(v));
+  TRY(verify_counts(v));
+  return verify_updates(v);
+}
+
+/* Lists that were made for the proof and are many go again. */
+static void drop_lists(const Plan *plan, const bool *made) {
+  uint64_t bytes = 0;
+  for (uint32_t r = 0; r < plan->n_ranks; r++) bytes += made[r] ? 0 : plan->ranks[r].list_bytes;
+  for (uint32_t r = 0; bytes > MAX_KEPT_BYTES && r < plan->n_ranks; r++)
+    if (!made[r]) plan_drop_lists(&plan->ranks[r]);
+}
+
+PiperStatus plan_verify(const Plan *plan, PlanProof *proof, PiperErr *err) {
+  Verifier v = {.plan = plan, .err = err};
+  bool *made = malloc(plan->n_ranks + 1);
+  if (made == NULL) return verify_nomem(&v);
+  for (uint32_t r = 0; r < plan->n_ranks; r++) made[r] = plan->ranks[r].made;
+  const PiperStatus st = verify(&v);
+  drop_lists(plan, made);
+  free(made);
   free(v.first), free(v.rank_of), free(v.event), free(v.member_first), free(v.members);
   free(v.next), free(v.waiter_first), free(v.waiters), free(v.place), free(v.sorted);
   if (proof != NULL) *proof = v.proof;
   return st;
+}
+
+uint64_t plan_verify_bytes(const Plan *plan) {
+  uint64_t bytes = 0;
+  for (uint32_t r = 0; r < plan->n_ranks; r++) {
+    const RankPlan *x = &plan->ranks[r];
+    if (!x->made) bytes += x->list_bytes;
+    for (int k = 0; k < INSTR_KIND_COUNT; k++) bytes += PROOF_BYTES * x->calls[k];
+  }
+  return bytes;
 }

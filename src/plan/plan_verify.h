@@ -10,7 +10,10 @@ typedef struct PlanProof {
   uint64_t conflicts;                  /* pairs of accesses proved ordered */
 } PlanProof;
 
-/* PIPER_EBUG naming the instructions, ranks and script lines of the first fault. */
+/* PIPER_EBUG naming the instructions, ranks and script lines of the first fault. Makes the lists of all
+ * ranks (plan_lists); where those that were not there are many, they are dropped again. */
 PiperStatus plan_verify(const Plan *plan, PlanProof *proof, PiperErr *err);
+/* About how much memory it takes, besides what the plan has. */
+uint64_t plan_verify_bytes(const Plan *plan);
 
 #endif

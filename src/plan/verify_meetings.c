@@ -9,6 +9,7 @@
 #include "plan/verify.h"
 
 #include "base/intern.h"
+#include "base/interrupt.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -408,6 +409,7 @@ static PiperStatus order_events(Verifier *v) {
     if (needs[e] == 0) queue[tail++] = e;
   while (head < tail) {
     const uint32_t e = queue[head];
+    if ((st = interrupt_check_at(head, v->err)) != PIPER_OK) goto out;
     v->place[e] = head++;
     done[e] = true;
     for (uint32_t m = v->member_first[e]; m < v->member_first[e + 1]; m++) {

@@ -12,6 +12,7 @@
  * does not count. The plans of plan_lower never need the lookup. */
 #include "plan/verify.h"
 
+#include "base/interrupt.h"
 #include "plan/clock.h"
 
 #include <stdlib.h>
@@ -303,6 +304,7 @@ static PiperStatus check_rank(Race *w) {
 PiperStatus verify_races(Verifier *v) {
   PiperStatus st = PIPER_OK;
   for (uint32_t r = 0; st == PIPER_OK && r < v->plan->n_ranks; r++) {
+    if ((st = interrupt_check(v->err)) != PIPER_OK) break;
     Race w = {.v = v, .index = r, .rank = &v->plan->ranks[r]};
     st = check_rank(&w);
     free(w.cut), free(w.segment), free(w.begins), free(w.buffer_lo), free(w.buffer_hi);

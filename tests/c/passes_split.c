@@ -250,7 +250,17 @@ static void errors(void) {
   passes_fail(
       g, INT64_C(1) << 40, &t,
       "t.lua:1: split: 1099511627776 microbatches of 4 nodes are too many: a DAG has at most "
-      "268435456 nodes");
+      "4194304 nodes, which is at most 1048576 microbatches here");
+  strategy_split(&t, "", "MB", 1 << 20);
+  strategy_split(&t, "PP=1", "SUB", 3);
+  passes_fail(g, 3 << 20, &t,
+              "t.lua:2: split: 3 microbatches of 2097152 nodes are too many: a DAG has at most "
+              "4194304 nodes, which is at most 1 microbatches here");
+  strategy_split(&t, "PP=1", "MB", 2);
+  strategy_split(&t, "MB=1", "SUB", 1 << 22);
+  passes_fail(g, 1 << 23, &t,
+              "t.lua:2: split: 4194304 microbatches of 2 nodes are too many: a DAG has at most "
+              "4194304 nodes, which is at most 2097150 microbatches here");
   graph_free(g);
 }
 

@@ -211,6 +211,8 @@ static bool communication_holds(const Plan *p) {
 
 /* ---- tests ----------------------------------------------------------------------------------------- */
 
+static uint32_t n_other;
+
 /* As a compilation does it. */
 static Plan *made_by_class(const Graph *g, const TestStrategy *t, PlanSpec x) {
   PiperErr err = {0};
@@ -218,6 +220,21 @@ static Plan *made_by_class(const Graph *g, const TestStrategy *t, PlanSpec x) {
   if (p == NULL || plan_find_world(p, &err) != PIPER_OK || plan_make(p, &err) != PIPER_OK)
     bail(err.text);
   return p;
+}
+
+/* Another order, another limit: other lists have another digest. */
+static bool digest_tells(const Graph *g, const TestStrategy *t, PlanSpec x, const Plan *p) {
+  PiperErr err = {0};
+  x.order_seed++;
+  x.options.memory_limit = x.options.memory_limit == 0 ? 1 : 0;
+  Plan *q = plans_made(g, t, x, &err);
+  if (q == NULL) bail(err.text);
+  bool same = p->n_ranks == q->n_ranks;
+  for (uint32_t r = 0; same && r < p->n_ranks; r++) same = same_lists(p, q, r);
+  const bool tells = same || p->digest != q->digest;
+  n_other += !same;
+  plan_free(q);
+  return tells;
 }
 
 static void random_plans(void) {
@@ -256,6 +273,7 @@ static void random_plans(void) {
           diag("try %d: rank %d %s", i, some->ranks[r].rank, what);
         }
       if (what == NULL && !communication_holds(all)) diag("try %d: %s", i, what = "communication");
+      if (what == NULL && !digest_tells(g, &t, x, all)) diag("try %d: %s", i, what = "digest");
       wrong += what != NULL;
       plan_free(some);
     }
@@ -265,6 +283,8 @@ static void random_plans(void) {
   }
   diag("%u legal strategies, %u ranks, %u of them like another one", legal, n_ranks, n_alike);
   is_int(wrong, 0, "figures of classes are those of every rank, and lists on demand those at once");
+  ok(n_other > legal / 3,
+     "in another order or with another limit lists are others, and so is the digest");
   ok(legal > TRIES / 3 && 4 * n_alike > n_ranks, "in a fair part of legal plans ranks are alike");
 }
 

@@ -177,18 +177,17 @@ static void many(void) {
          "36 ranks: replicas share a line");
   free(text);
   if (plan_table(p, &text, &err) != PIPER_OK) bail(err.text);
-  ok(has(text, "\n0-11              64 B        64 B           0        64 B") &&
-         has(text, "\n24-35             64 B        64 B           0        48 B"),
+  ok(has(text, "\n0-11                  64 B        64 B           0        64 B") &&
+         has(text, "\n24-35                 64 B        64 B           0        48 B"),
      "memory by groups of ranks");
-  ok(has(text,
-         "\n0,24              2         32 B        2         32 B            2         88 B     "
-         "     6") &&
+  ok(has(text, "\n0,24                 2        32 B       2        32 B           2        88 B"
+               "         6") &&
          has(text,
-             "\n13-23             4         64 B        4         64 B            2         88 B"
-             "          5"),
+             "\n13-23                4        64 B       4        64 B           2        88 B"
+             "         5"),
      "what they do in a step: the first one of each stage has its norm");
-  ok(has(text, "\n13-23     pp_stream/F received 2, default_stream 5, pp_stream/F sent 2, "
-               "pp_stream/B received 2,\n          pp_stream/B sent 2, dp_stream 2\n"),
+  ok(has(text, "\n13-23         pp_stream/F received 2, default_stream 5, pp_stream/F sent 2, "
+               "pp_stream/B received 2,\n              pp_stream/B sent 2, dp_stream 2\n"),
      "streams, all channels of a name and direction together");
   bool made = false;
   for (uint32_t r = 0; r < p->n_ranks; r++) made |= p->ranks[r].made != (p->ranks[r].like == r);

@@ -81,6 +81,14 @@ do
   tap.is(kinds.transfer, 2 * (stages - 1) * microbatches * replicas, "every transfer is counted")
   tap.is(kinds.reduce_scatter, stages * layers, "and every reduction, once a step")
   tap.diag(("%d calls, %d of them gathers"):format(calls, kinds.all_gather))
+
+  -- A proof takes the lists of all ranks: not where they would not fit.
+  local has = package.loaded["piper.available"]
+  package.loaded["piper.available"] = function() return 1 << 20 end
+  local fine, message = pcall(plan.verify, plan)
+  package.loaded["piper.available"] = has
+  tap.like(tostring(not fine and message), "verify: the proof needs about %d+ MiB for the lists of 4096 ranks and 1 MiB are available",
+    "a proof that does not fit is refused")
 end
 
 -- DualPipe over 1024 devices: 16 pipeline ranks of 64, experts in groups of 8, ZeRO-2.
