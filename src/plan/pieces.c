@@ -1,5 +1,7 @@
 #include "plan/pieces.h"
 
+#include "base/hash.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -80,6 +82,61 @@ bool transfer_pieces(const Dag *d, NodeId n, uint32_t src_pos, uint32_t pos, Pie
 
 bool transfer_sends(const Dag *d, NodeId n, uint32_t src_pos, PieceVec *out) {
   return transfer_pieces(d, n, src_pos, NONE, out);
+}
+
+/* What transfers of one kind have in common; no padding. */
+typedef struct TransferKey {
+  uint32_t src_devs, devs, stream, gradient;
+  int64_t lo, hi, src_hi; /* received [lo, hi) of sent [0, src_hi) */
+  uint64_t batched;
+} TransferKey;
+
+static TransferKey key_of(const Dag *d, uint32_t n) {
+  return (TransferKey){.src_devs = d->src_devs[n],
+                       .devs = d->devs[n],
+                       .stream = d->stream[n],
+                       .gradient = d->tensors.at[d->tensor[n]].kind == TENSOR_GRAD,
+                       .lo = d->lo[n] - d->src_lo[n],
+                       .hi = d->hi[n] - d->src_lo[n],
+                       .src_hi = d->src_hi[n] - d->src_lo[n],
+                       .batched = batched(d, (NodeId){n})};
+}
+
+/* In a hash table of 1 + index into 'nodes'. */
+static uint32_t *kind_slot(const Dag *d, const U32Vec *nodes, uint32_t *slots, uint32_t n_slots,
+                           const TransferKey *k) {
+  uint32_t i = (uint32_t)hash_of(k, sizeof *k) & (n_slots - 1);
+  for (; slots[i] != 0; i = (i + 1) & (n_slots - 1)) {
+    const TransferKey other = key_of(d, nodes->at[slots[i] - 1]);
+    if (memcmp(&other, k, sizeof *k) == 0) break;
+  }
+  return &slots[i];
+}
+
+bool transfer_kinds(const Dag *d, U32Vec *nodes) {
+  uint32_t n_slots = 0, *slots = NULL;
+  bool held = true;
+  nodes->n = 0;
+  for (uint32_t n = 1; held && n < d->n; n++) {
+    if (d->kind[n] != NODE_TRANSFER) continue;
+    if (2 * (nodes->n + 1) > n_slots) {
+      n_slots = n_slots == 0 ? 256 : 2 * n_slots;
+      free(slots);
+      slots = calloc(n_slots, sizeof *slots);
+      if (slots == NULL) return false;
+      for (uint32_t i = 0; i < nodes->n; i++) {
+        const TransferKey k = key_of(d, nodes->at[i]);
+        *kind_slot(d, nodes, slots, n_slots, &k) = i + 1;
+      }
+    }
+    const TransferKey k = key_of(d, n);
+    uint32_t *slot = kind_slot(d, nodes, slots, n_slots, &k);
+    if (*slot != 0) continue;
+    *slot = (uint32_t)nodes->n + 1;
+    held = vec_push(nodes, n);
+  }
+  free(slots);
+  return held;
 }
 
 bool node_exchange(const Dag *d, NodeId n, DType dtype, Exchange *out) {

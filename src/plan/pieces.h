@@ -23,6 +23,10 @@ bool transfer_pieces(const Dag *d, NodeId n, uint32_t src_pos, uint32_t pos, Pie
 /* Those that the rank at src_pos sends. */
 bool transfer_sends(const Dag *d, NodeId n, uint32_t src_pos, PieceVec *out);
 
+/* Fills 'nodes' with the first TRANSFER of each kind: the others of its kind move the same pieces on the
+ * same channels, only of other samples. false: out of memory. */
+bool transfer_kinds(const Dag *d, U32Vec *nodes);
+
 /* What each group of an ALL_TO_ALL exchanges; false: its tensor has no blocks. */
 bool node_exchange(const Dag *d, NodeId n, DType dtype, Exchange *out);
 /* The devices of its g-th group; 0: out of memory. */

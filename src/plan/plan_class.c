@@ -30,18 +30,6 @@
 
 #define NONE UINT32_MAX
 
-/* What transfers of one kind have in common. */
-typedef struct TransferKey {
-  uint32_t src_devs, devs, stream, gradient;
-  int64_t lo, hi, src_hi; /* received [lo, hi) of sent [0, src_hi) */
-  uint64_t batched;
-} TransferKey;
-
-typedef struct Transfer {
-  TransferKey key;
-  uint32_t node; /* the first one */
-} Transfer;
-
 typedef struct SetUse {
   bool used;
   int64_t width;  /* samples of the nodes on it; 0: none has any; -1: not all alike */
@@ -67,8 +55,8 @@ typedef struct Classes {
   size_t float_bytes;
   uint32_t n_sets;
   SetUse *sets;
-  VEC(Transfer) transfers;
-  uint32_t *slots, n_slots; /* hash table: of transfers, then of classes; 1 + index */
+  U32Vec transfers;         /* the first node of each kind */
+  uint32_t *slots, n_slots; /* hash table of classes: 1 + index */
   Lists of_transfers;       /* by set, as source or destination */
   Lists of_buckets;         /* by set of holders */
   Lists of_ranks;           /* by rank index: its sets */
@@ -100,9 +88,9 @@ static bool lists_make(const Classes *w, uint32_t n, NextPair *next, Lists *out)
 
 static bool next_transfer(const Classes *w, size_t i, uint32_t *key, uint32_t *value) {
   if (i / 2 >= w->transfers.n) return false;
-  const TransferKey *k = &w->transfers.at[i / 2].key;
+  const uint32_t n = w->transfers.at[i / 2], devs = w->d->devs[n], src_devs = w->d->src_devs[n];
   *value = (uint32_t)(i / 2);
-  *key = i % 2 == 0 ? k->devs : k->src_devs == k->devs ? NONE : k->src_devs;
+  *key = i % 2 == 0 ? devs : src_devs == devs ? NONE : src_devs;
   return true;
 }
 
@@ -156,34 +144,6 @@ static bool grow_slots(Classes *w, size_t used) {
   return true;
 }
 
-static uint32_t *transfer_slot(const Classes *w, const TransferKey *k) {
-  uint32_t i = (uint32_t)hash_of(k, sizeof *k) & (w->n_slots - 1);
-  while (w->slots[i] != 0 && memcmp(&w->transfers.at[w->slots[i] - 1].key, k, sizeof *k) != 0)
-    i = (i + 1) & (w->n_slots - 1);
-  return &w->slots[i];
-}
-
-static bool add_transfer(Classes *w, uint32_t n) {
-  const Dag *d = w->d;
-  const Tensor *t = &d->tensors.at[d->tensor[n]];
-  const TransferKey k = {.src_devs = d->src_devs[n],
-                         .devs = d->devs[n],
-                         .stream = d->stream[n],
-                         .gradient = t->kind == TENSOR_GRAD,
-                         .lo = d->lo[n] - d->src_lo[n],
-                         .hi = d->hi[n] - d->src_lo[n],
-                         .src_hi = d->src_hi[n] - d->src_lo[n],
-                         .batched = graph_value(d->graph, t->value)->shape.batched};
-  const uint32_t n_slots = w->n_slots;
-  if (!grow_slots(w, w->transfers.n)) return false;
-  for (uint32_t i = 0; n_slots != w->n_slots && i < w->transfers.n; i++)
-    *transfer_slot(w, &w->transfers.at[i].key) = i + 1;
-  uint32_t *slot = transfer_slot(w, &k);
-  if (*slot != 0) return true;
-  *slot = (uint32_t)w->transfers.n + 1;
-  return vec_push(&w->transfers, ((Transfer){k, n}));
-}
-
 static bool look_at_nodes(Classes *w) {
   const Dag *d = w->d;
   for (uint32_t n = 1; n < d->n; n++) {
@@ -193,7 +153,6 @@ static bool look_at_nodes(Classes *w) {
     case NODE_TRANSFER:
       use_samples(&w->sets[d->src_devs[n]], d->src_lo[n], d->src_hi[n]);
       use_samples(s, d->lo[n], d->hi[n]);
-      if (!add_transfer(w, n)) return false;
       break;
     case NODE_COMPUTE:
     case NODE_COUNT:
@@ -207,7 +166,7 @@ static bool look_at_nodes(Classes *w) {
     }
   }
   for (uint32_t b = 1; b < d->buckets.n; b++) w->sets[d->buckets.at[b].holders].used = true;
-  return true;
+  return transfer_kinds(d, &w->transfers);
 }
 
 /* ---- the description of a rank --------------------------------------------------------------- */
@@ -239,13 +198,13 @@ static uint32_t peer_number(Classes *w, int32_t peer) {
 
 static bool describe_transfer(Classes *w, uint32_t transfer) {
   const Dag *d = w->d;
-  const Transfer *x = &w->transfers.at[transfer];
-  const uint32_t n = x->node, src_pos = w->pos[x->key.src_devs], pos = w->pos[x->key.devs];
+  const uint32_t n = w->transfers.at[transfer];
+  const uint32_t src_pos = w->pos[d->src_devs[n]], pos = w->pos[d->devs[n]];
   const int64_t sent = src_pos == NONE ? 0
                                        : part_lo(d->src_lo[n], d->src_hi[n], src_pos,
-                                                 devsets_size(d->devsets, x->key.src_devs));
+                                                 devsets_size(d->devsets, d->src_devs[n]));
   const int64_t received =
-      pos == NONE ? 0 : part_lo(d->lo[n], d->hi[n], pos, devsets_size(d->devsets, x->key.devs));
+      pos == NONE ? 0 : part_lo(d->lo[n], d->hi[n], pos, devsets_size(d->devsets, d->devs[n]));
   if (!transfer_possible(d, (NodeId){n})) return put(w, transfer); /* lowering refuses it */
   if (!transfer_pieces(d, (NodeId){n}, src_pos, pos, &w->pieces)) return false;
   if (!put(w, transfer) || !put(w, w->pieces.n)) return false;
@@ -301,9 +260,8 @@ static bool describe(Classes *w, uint32_t index) {
   for (uint32_t k = 0; held && k < n; k++) {
     for (uint32_t i = w->of_transfers.first[sets[k]];
          held && i < w->of_transfers.first[sets[k] + 1]; i++) {
-      const TransferKey *key = &w->transfers.at[w->of_transfers.at[i]].key;
-      if (sets[k] == key->devs ||
-          w->pos[key->devs] == NONE) /* once, also where it is on both sides */
+      const uint32_t devs = w->d->devs[w->transfers.at[w->of_transfers.at[i]]];
+      if (sets[k] == devs || w->pos[devs] == NONE) /* once, also where it is on both sides */
         held = describe_transfer(w, w->of_transfers.at[i]);
     }
     for (uint32_t i = w->of_buckets.first[sets[k]]; held && i < w->of_buckets.first[sets[k] + 1];
@@ -356,7 +314,6 @@ static bool find_all(Classes *w) {
   if (!look_at_nodes(w) || !lists_make(w, w->n_sets, next_transfer, &w->of_transfers) ||
       !lists_make(w, w->n_sets, next_bucket, &w->of_buckets) || !sets_of_ranks(w))
     return false;
-  if (w->n_slots > 0) memset(w->slots, 0, w->n_slots * sizeof *w->slots);
   for (uint32_t i = 0; i < n_ranks; i++) {
     const size_t first = w->words.n;
     if (!describe(w, i) || !find_class(w, i, first)) return false;

@@ -32,8 +32,8 @@ PiperStatus plan_find_classes(Plan *plan, PiperErr *err);
 /* The figures of a rank from those of the one that it is like. */
 void plan_copy_figures(Plan *plan, uint32_t index);
 
-/* plan_time.c: sets waits_seconds, from node_seconds. */
-PiperStatus plan_find_wait_cost(Plan *plan, PiperErr *err);
+/* plan_time.c: sets waits_seconds, from node_seconds. *known: it is known, and not just 0. */
+PiperStatus plan_find_wait_cost(Plan *plan, bool *known, PiperErr *err);
 /* plan_digest.c: a hash of all that decides the lists of every rank. */
 PiperStatus plan_compute_digest(Plan *plan, PiperErr *err);
 

@@ -15,7 +15,7 @@
 
 enum {
   GROUP_ABOVE = 32,    /* ranks: of more, those that have the same text share it */
-  MAX_TIMED = 1 << 19, /* instructions: of more, neither what waits cost nor what overlaps is looked at */
+  MAX_TIMED = 1 << 19, /* instructions: of more, what overlaps is not looked at */
   NAME_WIDTH = 14,
   RANK_WIDTH = 6,
   GROUP_WIDTH = 14, /* of ranks */
@@ -626,24 +626,23 @@ static bool put_streams(const Plan *p, Text *t, PiperErr *err) {
   return put(t, "\ninstructions of each stream\n") && put_ranks(p, put_rank_streams, err, true, t);
 }
 
-/* What waits cost, and what overlaps, is looked at where it is no great work. */
-static PiperStatus find_wait_cost(const Plan *plan, bool *timed, PiperErr *err) {
+/* What overlaps is looked at in the lists of all ranks, so where it is no great work. */
+static PiperStatus find_few(const Plan *plan, bool *few, PiperErr *err) {
   uint64_t n = 0;
   for (uint32_t r = 0; r < plan->n_ranks; r++)
     for (int k = 0; k < INSTR_KIND_COUNT; k++) n += plan->ranks[r].calls[k];
-  *timed = plan->node_seconds != NULL && n <= MAX_TIMED;
-  if (!*timed) return PIPER_OK;
-  TRY(plan_lists(plan, err));
-  return plan_find_wait_cost((Plan *)plan, err);
+  *few = plan->node_seconds != NULL && n <= MAX_TIMED;
+  return *few ? plan_lists(plan, err) : PIPER_OK;
 }
 
 PiperStatus plan_table(const Plan *plan, char **out, PiperErr *err) {
   Text t = {0};
-  bool timed;
-  TRY(find_wait_cost(plan, &timed, err));
+  bool timed, few;
+  TRY(plan_find_wait_cost((Plan *)plan, &timed, err));
+  TRY(find_few(plan, &few, err));
   const bool held =
       put_head(plan, &t) && put_nodes(plan, &t) && put_instrs(plan, timed, &t) &&
-      put_prediction(plan, &t) && (!timed || put_overlap(plan, &t)) &&
+      put_prediction(plan, &t) && (!few || put_overlap(plan, &t)) &&
       put(&t, "%-*s%016llx\n", NAME_WIDTH, "digest", (unsigned long long)plan->digest) &&
       put_memory(plan, &t) && put_traffic(plan, &t) && put_communication(plan, &t) &&
       put_streams(plan, &t, err);

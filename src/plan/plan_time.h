@@ -1,5 +1,5 @@
 /* plan_time.h - when the nodes of a plan, and its instructions, run: in virtual time, with every wait of its
- * instructions. The lists of all ranks have been made (plan_lists). */
+ * instructions. Makes the lists of the first rank of each class of ranks that are alike. */
 #ifndef PIPER_PLAN_PLAN_TIME_H
 #define PIPER_PLAN_PLAN_TIME_H
 
@@ -13,6 +13,7 @@ typedef struct PlanTimes {
   uint32_t n_ranks;
   double **end;   /* by index of the rank, by instruction: when it ends, from the start of the step. It
                      began plan->node_seconds[its node] before */
+  uint32_t *colour; /* by index of the rank: those of one colour share what 'end' points to */
   double seconds; /* the step: when the last one ends */
 } PlanTimes;
 

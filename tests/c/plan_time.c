@@ -42,7 +42,7 @@ static double begins(const Plan *p, double *const *end, uint32_t r, uint32_t i, 
 }
 
 static double step_time(const Plan *p, bool added) {
-  double *end[8], last = 0;
+  double *end[12], last = 0;
   for (uint32_t r = 0; r < p->n_ranks; r++) end[r] = calloc(p->ranks[r].instrs.n, sizeof **end);
   for (bool changed = true; changed;) {
     changed = false;
@@ -85,21 +85,25 @@ static Graph *model(int n_stages) {
 
 int main(void) {
   random_start();
-  int wrong = 0, cost = 0, none = 0, groups = 0;
+  int wrong = 0, cost = 0, none = 0, groups = 0, alike = 0;
   for (int round = 0; round < 60; round++) {
     PiperErr err = {0};
     const int n_stages = random_int(1, 3), n_mb = random_int(1, 5);
     Graph *g = model(n_stages);
     TestStrategy t = {0};
     const bool replicas = random_int(0, 1);
-    if (replicas) { /* stage i on ranks 2i and 2i + 1, or all on one rank */
+    if (replicas) { /* each stage on 1, 2 or 4 ranks of its own, or one rank a stage */
+      int first = 0;
       strategy_split(&t, "", "MB", n_mb);
       for (int s = 0; s < n_stages; s++) {
+        const int n = 1 << random_int(0, 2);
         char filter[32], devs[32];
         snprintf(filter, sizeof filter, "PP=%d", s);
-        snprintf(devs, sizeof devs, "%d,%d", 2 * s, 2 * s + 1);
+        for (int k = 0, at = 0; k < n; k++)
+          at += snprintf(devs + at, sizeof devs - (size_t)at, "%s%d", k > 0 ? "," : "", first + k);
+        first += n;
         strategy_place(&t, filter, devs);
-        strategy_replicate(&t, filter, devs)->zero = (uint8_t)random_int(0, 2);
+        if (n > 1) strategy_replicate(&t, filter, devs)->zero = (uint8_t)random_int(0, 2);
       }
     } else {
       plans_1f1b(&t, n_stages, n_mb, random_int(0, 1));
@@ -110,10 +114,21 @@ int main(void) {
     Plan *p = plans_must(g, &t, x);
     p->node_seconds = calloc(p->dag->n, sizeof *p->node_seconds);
     for (uint32_t n = 1; n < p->dag->n; n++) p->node_seconds[n] = random_int(0, 9);
-    if (plan_find_wait_cost(p, &err) != PIPER_OK) bail(err.text);
+    bool known;
+    if (plan_find_wait_cost(p, &known, &err) != PIPER_OK) bail(err.text);
     const double want = step_time(p, true) - step_time(p, false);
     if (p->waits_seconds != want && wrong++ == 0)
       diag("round %d: %g instead of %g", round, p->waits_seconds, want);
+    /* Likewise where ranks that are alike share lists. */
+    Plan *q = plans_prepared(g, &t, x, &err);
+    if (plan_find_world(q, &err) != PIPER_OK || plan_make(q, &err) != PIPER_OK) bail(err.text);
+    q->node_seconds = malloc(q->dag->n * sizeof *q->node_seconds);
+    memcpy(q->node_seconds, p->node_seconds, q->dag->n * sizeof *q->node_seconds);
+    for (uint32_t r = 0; r < q->n_ranks; r++) alike += q->ranks[r].like != r;
+    if (plan_find_wait_cost(q, &known, &err) != PIPER_OK) bail(err.text);
+    if (q->waits_seconds != want && wrong++ == 0)
+      diag("round %d: %g instead of %g by classes", round, q->waits_seconds, want);
+    plan_free(q);
     cost += want > 0;
     none += want == 0;
     groups += replicas;
@@ -123,6 +138,6 @@ int main(void) {
   }
   is_int(wrong, 0, "the cost is the difference between steps with the waits and without");
   diag("%d plans with a cost, %d without; %d with replicas", cost, none, groups);
-  ok(cost > 0 && none > 0 && groups > 0, "both came up");
+  ok(cost > 0 && none > 0 && groups > 0 && alike > 0, "all came up");
   return done_testing();
 }
