@@ -1,10 +1,12 @@
-# The covering part of the matrix again, when timing, queues and the memory at the start change.
+# The covering parts of the matrix, and random strategies, again, when timing, queues and the memory at the start change.
 . "$srcdir/tests/lib/tap.sh"
 
 again() { # NAME VARIABLE=VALUE
-  env "$2" "$PIPER" "$srcdir/tests/lua/matrix.lua" >"$tmp/out" 2>&1
-  ok $? "$1"
-  grep -v '^ok' "$tmp/out" | sed 's/^/# /' | head -20
+  for script in matrix matrix_triples random_strategies; do
+    env "$2" "$PIPER" "$srcdir/tests/lua/$script.lua" >"$tmp/out" 2>&1
+    ok $? "$script, $1"
+    grep -v '^ok' "$tmp/out" | sed 's/^/# /' | head -20
+  done
 }
 again "random sleeps" PIPER_JITTER=1:100
 again "one queue a rank" PIPER_STREAMS=1

@@ -30,9 +30,9 @@ end
 
 local searched = {} -- a search takes its time
 
--- The schedule's list of directives.
-function M.list(name, ranks, microbatches, devices, across)
-  local form, sets = M.schedules[name], M.sets(ranks, devices, across)
+-- The schedule's list of directives; 'sets' are the devices of each rank.
+function M.list_on(name, microbatches, sets)
+  local form, ranks = M.schedules[name], #sets
   if not form.search then
     return piper.schedules[name] { ranks = ranks, microbatches = microbatches, devices = sets }
   end
@@ -49,11 +49,30 @@ function M.list(name, ranks, microbatches, devices, across)
   return list
 end
 
+function M.list(name, ranks, microbatches, devices, across)
+  return M.list_on(name, microbatches, M.sets(ranks, devices, across))
+end
+
 -- 'list' in groups of 'size', as shard takes them.
-local function groups_of(list, size)
+function M.groups(list, size)
   local groups = {}
   for i = 1, #list, size do groups[#groups + 1] = table.move(list, i, i + size - 1, 1, {}) end
   return groups
+end
+
+-- The device sets of each stage (from 0), several where it has several directions; and how many stages.
+function M.stage_sets(list)
+  local sets, stages = {}, 0
+  for _, d in ipairs(list) do
+    if d.op == "place" then
+      for _, stage in ipairs(type(d.filter.PP) == "table" and d.filter.PP or { d.filter.PP }) do
+        sets[stage] = sets[stage] or {}
+        table.insert(sets[stage], d.devices)
+        stages = math.max(stages, stage + 1)
+      end
+    end
+  end
+  return sets, stages
 end
 
 ---@class Composed
@@ -65,21 +84,12 @@ end
 ---@param c Composed
 function M.strategy(c)
   local s = piper.strategy():add(c.list)
-  local sets, stages = {}, 0 -- a stage may be on several sets, one for each direction
-  for _, d in ipairs(c.list) do
-    if d.op == "place" then
-      for _, stage in ipairs(type(d.filter.PP) == "table" and d.filter.PP or { d.filter.PP }) do
-        sets[stage] = sets[stage] or {}
-        table.insert(sets[stage], d.devices)
-        stages = math.max(stages, stage + 1)
-      end
-    end
-  end
+  local sets, stages = M.stage_sets(c.list)
   for stage = 0, stages - 1 do
     local all, groups = {}, {}
     for _, set in ipairs(sets[stage]) do
       table.move(set, 1, #set, #all + 1, all)
-      if c.group then table.move(groups_of(set, c.group), 1, #set // c.group, #groups + 1, groups) end
+      if c.group then table.move(M.groups(set, c.group), 1, #set // c.group, #groups + 1, groups) end
     end
     if c.replicate then
       local spec = { filter = { PP = stage }, devices = all }

@@ -1,3 +1,3 @@
--- Every schedule, level of ZeRO, number of replicas and microbatches, model and recomputation together: a part
--- that covers them (tests/lib/matrix.lua). make check-full runs all.
-require "matrix".some()
+-- Schedules, ranks, microbatches, replicas, levels of ZeRO, models, recomputation, buckets: any two values of
+-- these meet in a plan that is compared with one device (tests/lib/matrix.lua). make check-full runs all.
+require "matrix".pairs()
