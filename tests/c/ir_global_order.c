@@ -212,7 +212,7 @@ static void random_dags(const Graph *g) {
     best = best && o[0].rule == kept && o[0].seconds[1] == o[1].seconds[1] &&
            o[0].seconds[2] == o[2].seconds[2];
     again = again && memcmp(o[0].order, o[kept].order, n * sizeof *o[0].order) == 0;
-    for (int rule = 0; rule < 3; rule++) free(o[rule].order);
+    for (int rule = 0; rule < 3; rule++) global_order_free(&o[rule]);
     free(seconds);
     dag_free(d);
   }
@@ -287,7 +287,7 @@ static void textbook(const Graph *g) {
             file);
     is_near(o.seconds[ORDER_DOWNSTREAM], makespan, 0, "%s: downstream", file);
     ok(is_topological(d, &o), "%s: order respects every edge", file);
-    free(o.order);
+    global_order_free(&o);
     free(seconds);
     dag_free(d);
     tried++;
@@ -305,7 +305,7 @@ static void order_is(const Dag *d, const double *seconds, OrderRule rule, const 
   for (uint32_t k = 0, n = 0; k < o.n; k++)
     n += (uint32_t)snprintf(text + n, sizeof text - n, "%s%u", k > 0 ? " " : "", o.order[k]);
   is_str(text, want, "%s", why);
-  free(o.order);
+  global_order_free(&o);
 }
 
 static void choices(const Graph *g) {
@@ -332,11 +332,11 @@ static void choices(const Graph *g) {
   is_int(o.rule, ORDER_CRITICAL_PATH, "the faster rule is kept");
   is_near(o.seconds[ORDER_CRITICAL_PATH], 10, 0, "its time");
   is_near(o.seconds[ORDER_DOWNSTREAM], 11, 0, "the time of the other");
-  free(o.order);
+  global_order_free(&o);
   o = order_of(d, uneven, ORDER_DOWNSTREAM);
   is_int(o.order[0], 2, "downstream: the one that more nodes wait for first");
   is_near(o.seconds[ORDER_CRITICAL_PATH], 0, 0, "a rule not asked for is not tried");
-  free(o.order);
+  global_order_free(&o);
   dag_free(d);
 
   /* Rank 0 makes three values (1 2 3) quickly, rank 1 uses them slowly (4 5 6); transfers 7 8 9. */
@@ -360,11 +360,11 @@ static void choices(const Graph *g) {
   d->stream[reduce] = intern_id(d->names, "dp");
   o = order_of(d, two, ORDER_CRITICAL_PATH);
   is_near(o.seconds[1], 1, 0, "streams of their own run side by side");
-  free(o.order);
+  global_order_free(&o);
   d->stream[reduce] = intern_id(d->names, "pp");
   o = order_of(d, two, ORDER_CRITICAL_PATH);
   is_near(o.seconds[1], 2, 0, "one name is one queue");
-  free(o.order);
+  global_order_free(&o);
   dag_free(d);
 
   /* Both directions between two ranks. */
@@ -375,17 +375,17 @@ static void choices(const Graph *g) {
   d->tensor[gradient] = dag_tensor(d, (Tensor){.kind = TENSOR_GRAD}).i;
   o = order_of(d, two, ORDER_CRITICAL_PATH);
   is_near(o.seconds[1], 1, 0, "each direction, and gradients apart, has its channel");
-  free(o.order);
+  global_order_free(&o);
   d->tensor[gradient] = 0;
   o = order_of(d, two, ORDER_CRITICAL_PATH);
   is_near(o.seconds[1], 2, 0, "a channel carries one transfer at a time");
-  free(o.order);
+  global_order_free(&o);
   dag_free(d);
 
   d = new_dag(g);
   o = order_of(d, two, ORDER_BEST);
   is_int(o.n, 0, "an empty DAG has an empty order");
-  free(o.order);
+  global_order_free(&o);
   dag_free(d);
 }
 
@@ -511,7 +511,7 @@ static void large(const Graph *g) {
     double best = 1e9;
     GlobalOrder o = {0};
     for (int round = 0; round < 3; round++) {
-      free(o.order);
+      global_order_free(&o);
       const double start = now();
       o = order_of(d, seconds, ORDER_BEST);
       best = fmin(best, now() - start);
@@ -520,7 +520,7 @@ static void large(const Graph *g) {
          d->edges.n - 1, ordered ? "" : ", no order", best * 1e3, o.seconds[1], o.seconds[2]);
     ok(is_topological(d, &o), "an order of 100000 nodes respects every edge");
     ok(best < 1.5, "and is found in time");
-    free(o.order);
+    global_order_free(&o);
     for (uint32_t i = 1; i < d->n; i++) d->order_of[i] = 0;
     for (size_t e = 1; e < d->edges.n; e++)
       if (d->edges.at[e].kind == EDGE_TEMPORAL) dag_remove_edge(d, (EdgeId){(uint32_t)e});
