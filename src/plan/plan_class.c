@@ -17,7 +17,8 @@
  *   - for each kind of transfer: what it sends and receives relative to its own samples, and which of
  *     the peers are the same one (a peer is a channel);
  *   - for each bucket that it keeps: its group, the sizes of its shares, and whether it updates all of
- *     what it keeps; where groups of different size meet, its position.
+ *     what it keeps; where groups meet, the size of its share of what they join, and where they are of
+ *     different size its position.
  *
  * Time: O(nodes), plus for each rank its sets, buckets and pieces of different transfers. */
 #include "base/hash.h"
@@ -232,7 +233,8 @@ static bool describe_bucket(Classes *w, RankPlan *r, uint32_t bucket) {
   const BucketId b = {bucket};
   const Bucket *x = &d->buckets.at[bucket];
   const BucketPlace at = bucket_place(d, b, r->rank);
-  const bool uneven = bucket_n_groups(d, b) > 1 && !bucket_groups_even(d, b);
+  const bool several = bucket_n_groups(d, b) > 1, uneven = several && !bucket_groups_even(d, b);
+  const Share joined = several ? share_of(x->elements, at.pos, at.size) : (Share){0, 0};
   const Share params = bucket_params_kept(d, b, r->rank), grads = bucket_grads_kept(d, b, r->rank),
               updated = bucket_updated(d, b, r->rank);
   if (plan->trains == NULL) r->kept[MEM_PARAMS] += (uint64_t)share_size(params) * w->float_bytes;
@@ -242,7 +244,7 @@ static bool describe_bucket(Classes *w, RankPlan *r, uint32_t bucket) {
                               optimizer_n_slots(&plan->options.optimizer);
   }
   return put(w, bucket) && put(w, at.group) && put(w, uneven ? at.pos : NONE) &&
-         put_share(w, params) && put_share(w, grads) && put_share(w, updated) &&
+         put_share(w, joined) && put_share(w, params) && put_share(w, grads) && put_share(w, updated) &&
          put(w, share_size(updated) == share_size(params)) &&
          put(w, share_size(updated) == share_size(grads));
 }

@@ -102,7 +102,7 @@ static PiperStatus find_buckets(RankExec *x, PiperErr *err) {
 
 static PiperStatus open_memory(RankExec *x, const RankExec *beside, PiperErr *err) {
   const RankPlan *rank = x->rank;
-  if ((rank->shared_bytes > 0) != (beside != NULL) ||
+  if ((x->plan->trains != NULL) != (beside != NULL) ||
       (beside != NULL && rank->shared_bytes > beside->rank->arena_bytes))
     return err_set(err, PIPER_EBUG, "rank %d: the plan whose parameters it uses is not at work",
                    (int)rank->rank);

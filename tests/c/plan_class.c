@@ -46,13 +46,38 @@ static void block(char *buf, size_t size, int first, int n, bool backwards) {
                            backwards ? first + n - 1 - i : first + i);
 }
 
+/* Stages on n ranks for one microbatch, on n others for the other one; buckets of one parameter, of
+ * which some have fewer elements than there are ranks. */
+static void two_directions(TestStrategy *t, uint32_t n_stages, int n, uint8_t zero,
+                           bool per_microbatch) {
+  char filter[32], devices[64];
+  strategy_split(t, "", "MB", 2);
+  for (int mb = 0; mb < 2; mb++) {
+    snprintf(filter, sizeof filter, "MB=%d", mb);
+    block(devices, sizeof devices, n * mb, n, false);
+    strategy_place(t, filter, devices);
+  }
+  block(devices, sizeof devices, 0, 2 * n, false);
+  for (uint32_t i = 0; i < n_stages; i++) {
+    snprintf(filter, sizeof filter, "PP=%u", i);
+    Directive *x = strategy_replicate(t, filter, devices);
+    x->bucket_bytes = random_int(0, 2) > 0 ? 1 : 1000;
+    x->zero = zero;
+    x->per_microbatch = per_microbatch;
+  }
+}
+
 static void random_strategy(const Graph *g, TestStrategy *t, uint32_t n_stages) {
   static const int sizes[] = {1, 2, 3, 4, 6, 8};
-  const int same = sizes[random_int(1, 5)], layout = random_int(0, 4);
+  const int same = sizes[random_int(1, 5)], layout = random_int(0, 5);
   const uint8_t zero = (uint8_t)random_int(0, ZERO_PARAMS);
   const bool per_microbatch = random_int(0, 1), one_name = random_int(0, 4) == 0;
   char filter[32], name[32], devices[64];
   int first = 0, n = same;
+  if (layout == 5) {
+    two_directions(t, n_stages, same, zero, per_microbatch);
+    return;
+  }
   if (random_int(0, 4) > 0) strategy_split(t, "", "MB", random_int(1, 3));
   if (random_int(0, 4) == 0) {
     snprintf(filter, sizeof filter, "PP=%d", random_int(0, (int)n_stages - 1));

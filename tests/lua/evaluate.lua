@@ -251,6 +251,21 @@ do
   tap.is(m.peak, p:memory()[0].peak, "and the run's stays what it was")
 end
 
+do -- a rank that keeps nothing, since its stage has no parameters
+  local data = piper.data.table { x = { { 1, 2, 3, 4 }, { 5, 6, 7, 8 } } }
+  local half = piper.model("half", function(m)
+    local h = m:input("x", { "batch", 4 })
+    piper.annotate("PP", function() h = nn.linear(h, "a", { out = 4, bias = false, init = 0.25 }) end)
+    piper.annotate("PP", function() m:loss(nn.mean(nn.relu(h))) end)
+  end)
+  local s = piper.strategy()
+  for stage = 0, 1 do s:place { filter = { PP = stage }, devices = { stage } } end
+  local p = piper.compile(half, s, { batch = 2, optimizer = piper.sgd { lr = 0 } })
+  local run <close> = piper.train(p, { data = data })
+  tap.is(run:evaluate { data = data }.loss, 4.5, "a rank without parameters")
+  for _, m in run:steps(1) do tap.is(m.loss, 4.5, "and training goes on beside it") end
+end
+
 -- ---- what can be wrong ------------------------------------------------------------------------
 
 local run = piper.train(plan, { data = train })
