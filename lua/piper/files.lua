@@ -19,20 +19,22 @@ function M.read(where, path)
   return text or ""
 end
 
----Writes beside the old file and renames, so that a reader finds the old one or the new one.
+---Writes beside the old file and renames, so that a reader finds the old one or the new one. What is no
+---regular file (a device, a pipe, a link) is written to as it stands.
 ---@param where string
 ---@param path string
 ---@param text string
 function M.write(where, path, text)
   check.value(where, "argument 1", path, "string")
-  local beside = path .. ".tmp"
-  local file, why = io.open(beside, "wb")
+  local replaceable = require "piper.core".system.replaceable(path)
+  local target = replaceable and path .. ".tmp" or path
+  local file, why = io.open(target, "wb")
   if not file then check.fail("%s: %s", where, why) end
   local fine, problem = file:write(text)
   local closed, problem_closing = file:close()
-  if fine and closed then fine, problem = os.rename(beside, path) end
+  if replaceable and fine and closed then fine, problem = os.rename(target, path) end
   if not fine or not closed then
-    os.remove(beside)
+    if replaceable then os.remove(target) end
     check.fail("%s: %s: %s", where, path, problem or problem_closing)
   end
 end

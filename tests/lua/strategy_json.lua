@@ -152,6 +152,11 @@ fails('[{"op": "split", "num_microbatches": true, "filter": {}}]', ':1: split: f
 tap.error_matches(function() strategy.load "/no/such/file" end, "strategy_json.lua:%d+: load: /no/such/file: No such file")
 tap.error_matches(function() strategy.load "/" end, "strategy_json.lua:%d+: load: /: Is a directory")
 tap.error_matches(function() strategy.load() end, "load: argument 1 is missing")
+local link = os.tmpname() -- to a device: it is written to, and neither of them replaced
+assert(os.remove(link) and os.execute("ln -s /dev/full " .. link))
+tap.error_matches(function() s:save(link) end, "strategy_json.lua:%d+: save: .*: No space left")
+tap.ok(os.execute("test -L " .. link), "a link is written through")
+os.remove(link)
 tap.error_matches(function() s:save "/no/such/file" end, "strategy_json.lua:%d+: save: /no/such/file.tmp: No such file")
 tap.error_matches(function() strategy():place { filter = { ["\xff"] = 0 }, devices = { 0 } }:save(path) end,
   "save: .*: a tag is not UTF%-8")
