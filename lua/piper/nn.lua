@@ -163,12 +163,12 @@ function M.rope(x, options)
 end
 
 local ATTENTION = {
-  heads = "integer>=1", kv_heads = "integer>=1?", head_width = "integer>=1", causal = "boolean?",
+  heads = "integer>=1", kv_heads = "integer>=1?", head_width = "integer>=1?", causal = "boolean?",
   rope = "number>0|boolean?", qk_norm = "boolean?", bias = "boolean?", init = "any?",
 }
 
-local function attention_options(where, options)
-  check.options(where, options, ATTENTION)
+-- Heads, heads of keys and values, and the width of one; 'width': of the input.
+local function attention_options(where, options, width)
   local heads, kv_heads = options.heads, options.kv_heads or options.heads
   if heads % kv_heads ~= 0 then
     check.fail('%s: field "kv_heads" is %d, which does not divide heads = %d', where, kv_heads, heads)
@@ -176,10 +176,15 @@ local function attention_options(where, options)
   if options.rope == true then
     check.fail('%s: field "rope" is true, not the base of a rotary embedding, such as 10000', where)
   end
-  if options.rope and options.head_width % 2 ~= 0 then
-    check.fail('%s: field "head_width" is %d: rope turns pairs, so it is to be even', where, options.head_width)
+  if not options.head_width and width % heads ~= 0 then
+    check.fail('%s: heads is %d, which does not divide the %d features: give "head_width"', where, heads, width)
   end
-  return heads, kv_heads
+  local head_width = options.head_width or width // heads
+  if options.rope and head_width % 2 ~= 0 then
+    check.fail('%s: field "head_width" is %d%s: rope turns pairs, so it is to be even', where, head_width,
+      options.head_width and "" or (" (%d features / %d heads)"):format(width, heads))
+  end
+  return heads, kv_heads, head_width
 end
 
 ---Self-attention: softmax(q k^T / sqrt(head_width)) v of each head, between linear layers with
@@ -187,8 +192,9 @@ end
 ---[kv_heads * head_width, n] and <name>.o_proj.weight [n, heads * head_width].
 ---@param x piper.Tensor float [*, positions, n]
 ---@param name string
----@param options { heads: integer, kv_heads?: integer, head_width: integer, causal?: boolean, rope?: number|false, qk_norm?: boolean, bias?: boolean, init?: piper.Init }
+---@param options { heads: integer, kv_heads?: integer, head_width?: integer, causal?: boolean, rope?: number|false, qk_norm?: boolean, bias?: boolean, init?: piper.Init }
 ---kv_heads: default heads, which it divides; head h reads key and value head h * kv_heads // heads;
+---head_width: default n / heads, where that divides;
 ---causal: default true, a position sees itself and those before it; rope: base of a rotary embedding of q
 ---and k, default none; qk_norm: default false, else rmsnorm of each head of q and k before it, with
 ---<name>.q_norm.weight and <name>.k_norm.weight [head_width]; bias: default false, else of all four
@@ -196,9 +202,10 @@ end
 ---@return piper.Tensor float [*, positions, n]
 function M.attention(x, name, options)
   local where = label("attention", name)
-  local n_heads, n_kv_heads = attention_options(where, options)
+  check.options(where, options, ATTENTION)
   tensor.id(where, "input", x)
   local width, leading = features(where, x), x.shape
+  local n_heads, n_kv_heads, head_width = attention_options(where, options, width)
   leading[#leading] = nil
   if math.type(leading[#leading]) ~= "integer" then
     check.fail("%s: input is %s: it has no axis of positions between the batch and the features", where,
@@ -213,7 +220,7 @@ function M.attention(x, name, options)
     return M.linear(input, name .. part, { out = out, bias = options.bias == true, init = options.init })
   end
   local function heads_of(part, heads)
-    return shaped(project(x, part, heads * options.head_width), heads, options.head_width)
+    return shaped(project(x, part, heads * head_width), heads, head_width)
   end
   -- Order and angle of positions enter q and k alone.
   local function placed(h, norm)
@@ -225,7 +232,7 @@ function M.attention(x, name, options)
   local v = heads_of(".v_proj", n_kv_heads)
   local y = tensor.op("attention", { q._id, k._id, v._id },
     { name = name, number = options.causal ~= false and 1 or 0 })
-  return project(shaped(y, n_heads * options.head_width), ".o_proj", width)
+  return project(shaped(y, n_heads * head_width), ".o_proj", width)
 end
 
 -- ---- mixture of experts -------------------------------------------------------------------------

@@ -181,8 +181,10 @@ bad(function(_, x) nn.swiglu(x, "n") end, 'swiglu "n": expects a table of option
 bad(function(_, x) nn.swiglu(x, "n", { width = 2 }) end, 'swiglu "n": unknown field "width" (fields: hidden, init)')
 bad(function(_, x) nn.rope(x, { bass = 1 }) end, 'rope: unknown field "bass" (did you mean "base"?)')
 bad(function(_, x) nn.rope(x:reshape { "batch", 7, 2, 2 }, { base = 0 }) end, 'rope: field "base" is 0, not a number above 0')
-bad(function(_, x) nn.attention(x, "a", { heads = 2 }) end,
-  'attention "a": field "head_width" is missing: it is a whole number of at least 1')
+bad(function(_, x) nn.attention(x:reshape { "batch", 7, 4 }, "a", { heads = 3 }) end,
+  'attention "a": heads is 3, which does not divide the 4 features: give "head_width"')
+bad(function(_, x) nn.attention(x:reshape { "batch", 7, 4 }, "a", { heads = 4, rope = 1e4 }) end,
+  'attention "a": field "head_width" is 1 (4 features / 4 heads): rope turns pairs, so it is to be even')
 bad(function(_, x) nn.attention(x, "a", { heads = 4, kv_heads = 3, head_width = 2 }) end,
   'attention "a": field "kv_heads" is 3, which does not divide heads = 4')
 bad(function(_, x) nn.attention(x, "a", { heads = 2, head_width = 2, rope = true }) end,

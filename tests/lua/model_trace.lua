@@ -214,6 +214,12 @@ model(function(t)
   tap.is(tostring(nn.rope(x)), "tensor [batch, 2, 3, 4] float", "rope keeps the shape")
   tap.is(tostring(nn.attention(x, "a", { heads = 2, head_width = 1 })), "tensor [batch, 2, 3, 4] float",
     "any leading axes")
+  nn.attention(t:input("z", { "batch", 3, 12 }), "divided", { heads = 3, kv_heads = 1 })
+  local shapes = {}
+  for _, part in ipairs { "q", "k", "o" } do
+    shapes[#shapes + 1] = table.concat(param(t, "divided." .. part .. "_proj.weight").shape, " ")
+  end
+  tap.is(table.concat(shapes, ", "), "12 12, 4 12, 12 12", "heads divide the features where head_width is not given")
 end)
 
 -- ---- losses, flops, the object ----
