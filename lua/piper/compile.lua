@@ -233,6 +233,37 @@ end
 ---@return { bucket: string?, what: string, kind: string, stream: string, devices: integer[], calls: integer, bytes: integer }[]
 function Plan:communication() return self.core:communication() end
 
+-- The text in lines of at most 118 columns where words allow, those after the first indented.
+local function wrapped(text)
+  local lines, line = {}, nil
+  for word in text:gmatch "%S+" do
+    if line and #line + 1 + #word > 118 then
+      lines[#lines + 1] = line
+      line = "    " .. word
+    else
+      line = line and line .. " " .. word or word
+    end
+  end
+  lines[#lines + 1] = line
+  return table.concat(lines, "\n")
+end
+
+-- Exposed operations that differ only in the microbatch are one, the worst of them (they are sorted), with their
+-- count: { worst, count }; at most 'most'.
+local function merged(exposed, most)
+  local list, at = {}, {}
+  for _, x in ipairs(exposed) do
+    local key = ("%d %s %s"):format(x.rank, x.cause, x.op:gsub("(%f[%w]%d+[FBIWR])%d+", "%1", 1))
+    if at[key] then
+      at[key][2] = at[key][2] + 1
+    elseif #list < most then
+      at[key] = { x, 1 }
+      list[#list + 1] = at[key]
+    end
+  end
+  return list
+end
+
 -- The text form of what overlap() returns.
 local OVERLAP = {
   __tostring = function(overlap)
@@ -241,9 +272,10 @@ local OVERLAP = {
       lines[#lines + 1] = ("%-16s%-16s%5d calls%12.3f ms%6.1f%% hidden"):format(r.kind, r.stream, r.calls, r.seconds * 1e3,
         r.seconds > 0 and 100 * r.hidden / r.seconds or 100)
     end
-    for _, x in ipairs(overlap.exposed) do
-      lines[#lines + 1] = ("rank %d: %s is exposed for %.1f of %.1f us: %s"):format(x.rank, x.op, x.exposed * 1e6,
-        x.seconds * 1e6, x.why)
+    for _, m in ipairs(merged(overlap.exposed, 8)) do
+      local x, others = m[1], m[2] > 1 and (" (the worst of %d microbatches)"):format(m[2]) or ""
+      lines[#lines + 1] = wrapped(("rank %d: %s is exposed for %.1f of %.1f us%s: %s"):format(x.rank, x.op, x.exposed * 1e6,
+        x.seconds * 1e6, others, x.why))
     end
     return table.concat(lines, "\n")
   end,

@@ -133,7 +133,7 @@ typedef struct PlanOptions {
   OptimizerSpec optimizer;
   double clip_norm;          /* 0: none */
   bool single_stream;        /* PIPER_STREAMS=1: all streams of a rank collapse into one queue */
-  uint64_t memory_limit;     /* bytes a rank: up to it memory is spent where that saves time; 0: any */
+  uint64_t memory_limit;     /* bytes a rank: buffers are packed to fit, even if waits cost time; 0: any */
   uint32_t threads_per_rank; /* a rank computes with; of a finished plan >= 1 */
 } PlanOptions;
 

@@ -347,7 +347,7 @@ void plan_overlap_label(const Plan *p, uint32_t rank, uint32_t instr, char *buf,
   const uint32_t node = p->ranks[rank].instrs.at[instr].node;
   const char *line = dag_line(p->dag, p->dag->line[node]);
   char name[160];
-  dag_label(p->dag, (NodeId){node}, name, sizeof name);
+  dag_name(p->dag, (NodeId){node}, name, sizeof name);
   if (line[0] != '\0') snprintf(buf, n, "%s (%s)", name, line);
   else snprintf(buf, n, "%s", name);
 }

@@ -49,7 +49,7 @@ typedef struct OverlapExposed {
   uint32_t line;           /* ORDER: of the temporal edge; STREAM: of the blocker's node; 0: neither */
 } OverlapExposed;
 
-enum { OVERLAP_WORST = 8 };
+enum { OVERLAP_WORST = 32 };
 
 typedef struct Overlap {
   VEC(OverlapRow) rows;    /* in the order of first use, rank by rank */
@@ -61,7 +61,7 @@ typedef struct Overlap {
 PiperStatus plan_overlap(const Plan *plan, Overlap *out, PiperErr *err);
 void plan_overlap_free(Overlap *o); /* {0} is fine */
 
-/* "0F1 (train.lua:12)": an instruction of the rank with that index, without the rank. */
+/* "0F1/2 (train.lua:12)", by dag_name: an instruction of the rank with that index, without the rank. */
 void plan_overlap_label(const Plan *plan, uint32_t rank, uint32_t instr, char *buf, size_t n);
 /* "it began 12 us after its data was there, behind all_reduce .. 0-1 on stream dp_stream (a.lua:12)": the
  * sentence about o, cut off where it does not fit. */

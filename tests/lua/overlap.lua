@@ -81,6 +81,20 @@ tap.ok(apart and apart:find "ms$" and tonumber(apart:match "[%d.]+") > 1.05 * pl
 tap.like(tostring(overlap), "all_to_all +ep_stream +%d+ calls +[%d.]+ ms +[%d.]+%% hidden", "it can be printed")
 tap.like(tostring(overlap), "rank %d: [^\n]+ is exposed for [%d.]+ of [%d.]+ us: ", "with the reasons")
 
+local text, longest = tostring(overlap), 0
+for line in text:gmatch "[^\n]+" do longest = math.max(longest, #line) end
+tap.ok(longest <= 120, ("in lines of %d columns"):format(longest))
+local kinds, n_kinds = {}, 0
+for _, x in ipairs(overlap.exposed) do
+  local kind = ("%d %s %s"):format(x.rank, x.cause, x.op:gsub("(%d+[FB])%d+", "%1"))
+  if not kinds[kind] then kinds[kind], n_kinds = true, n_kinds + 1 end
+end
+local _, n_lines = text:gsub("\nrank %d+: ", "")
+tap.ok(n_lines == math.min(8, n_kinds) and n_kinds < #overlap.exposed, "those that differ only in the microbatch are one")
+text = text:gsub("\n    ", " ")
+tap.like(text, "us %(the worst of %d+ microbatches%): ", "with their count")
+tap.like(text, " %d[FB]%d/%d+[ \n]", "and chunks are told apart where a stage has several")
+
 -- A plan without communication has nothing to tell.
 local alone = piper.compile(model, piper.strategy(), { batch = 4 })
 tap.is(#alone:overlap(), 0, "no communication, no row")
