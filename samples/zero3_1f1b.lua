@@ -52,12 +52,17 @@ local function show(name, plan)
     (m.params + m.grads + m.optimizer) / 1024, calls, bytes / 1024))
 end
 
--- Where gradients are reduced once a step (reduce = "step", the default) all of them are held until then, and
--- ZeRO-3 saves no more than ZeRO-2. prefetch is how many uses ahead parameters arrive: 0 holds least, but then
+-- Where gradients are reduced once a step (reduce = "step", the default) all of them are held until then at any level.
+-- ZeRO-2 holds its share of them besides, so at the peak it needs more than ZeRO-1; and ZeRO-3 saves
+-- no more than ZeRO-2 here: of so few layers, those gathered at once and the share are as much as all parameters. (An
+-- all_reduce moves as much as a reduce_scatter and an all_gather, which count as two: ZeRO-1 costs what plain costs.)
+-- reduce = "microbatch" makes whole gradients short-lived: that is what saves. prefetch is how many uses ahead parameters arrive: 0 holds least, but then
 -- every gather is waited for.
 local zero3 = { shard_params = true, reduce = "microbatch" }
 show("plain", plan_of {})
-show("ZeRO-2", plan_of { shard_grads = true })
+show("ZeRO-1", plan_of { shard_optimizer = true })
+show("ZeRO-2, reduce by step", plan_of { shard_grads = true })
+show("ZeRO-2", plan_of { shard_grads = true, reduce = "microbatch" })
 show("ZeRO-3, reduce by step", plan_of { shard_params = true })
 show("ZeRO-3", plan_of(zero3))
 show("ZeRO-3, prefetch 0", plan_of { shard_params = true, reduce = "microbatch", prefetch = 0 })

@@ -82,9 +82,16 @@ static PiperStatus no_division(const Directive *x, int64_t samples, bool microba
   if (above > below)
     snprintf(fits, sizeof fits, "%lld or %lld", (long long)below, (long long)above);
   else snprintf(fits, sizeof fits, "at most %lld", (long long)below);
-  return directive_fail(err, x, "%lld sample%s%s do%s not divide into %lld microbatches, but into %s",
-                        (long long)samples, samples == 1 ? "" : "s",
-                        microbatch ? " of a microbatch" : "", samples == 1 ? "es" : "",
+  const char *s = samples == 1 ? "" : "s", *es = samples == 1 ? "es" : "";
+  if (microbatch)
+    return directive_fail(err, x,
+                          "%lld sample%s of a microbatch do%s not divide into %lld microbatches, "
+                          "but into %s",
+                          (long long)samples, s, es, (long long)x->num_microbatches, fits);
+  return directive_fail(err, x,
+                        "the %lld sample%s of compile's batch = %lld do%s not divide into %lld "
+                        "microbatches, but into %s",
+                        (long long)samples, s, (long long)samples, es,
                         (long long)x->num_microbatches, fits);
 }
 

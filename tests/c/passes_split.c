@@ -216,9 +216,13 @@ static void errors(void) {
   Graph *g = model_chain(2);
   TestStrategy t = {0};
   strategy_split(&t, "", "MB", 3);
-  passes_fail(g, 8, &t, "t.lua:1: split: 8 samples do not divide into 3 microbatches, but into 2 or 4");
+  passes_fail(g, 8, &t,
+              "t.lua:1: split: the 8 samples of compile's batch = 8 do not divide into "
+              "3 microbatches, but into 2 or 4");
   strategy_split(&t, "", "MB", 16);
-  passes_fail(g, 8, &t, "t.lua:1: split: 8 samples do not divide into 16 microbatches, but into at most 8");
+  passes_fail(g, 8, &t,
+              "t.lua:1: split: the 8 samples of compile's batch = 8 do not divide into "
+              "16 microbatches, but into at most 8");
   strategy_split(&t, "", "MB", 2);
   strategy_split(&t, "PP=1", "UB", 3);
   passes_fail(g, 8, &t,
