@@ -29,8 +29,10 @@ static void stop_hook(lua_State *L, lua_Debug *ar) {
   const bool first = lua_gethookmask(L) != LUA_MASKCOUNT;
   lua_sethook(L, stop_hook, LUA_MASKCOUNT, first ? 1000 : 1);
   bind_where(L);
-  lua_pushliteral(L, "interrupted!");
+  lua_pushliteral(L, "interrupted");
   lua_concat(L, 2);
+  lua_pushvalue(L, -1); /* nothing is wrong with the script: no traceback, only where it was */
+  lua_setfield(L, LUA_REGISTRYINDEX, BIND_BLAMED);
   lua_error(L);
 }
 
@@ -141,7 +143,9 @@ void script_open(lua_State *L) {
  * is added is how the script came there. */
 static void add_callers(lua_State *L) {
   const int text = lua_gettop(L);
-  const char *said = lua_tostring(L, text);
+  const char *said = lua_tostring(L, text), *before = said; /* the frame shown last */
+  lua_pushnil(L); /* holds the string 'before' */
+  const int last = lua_gettop(L);
   luaL_Buffer b;
   luaL_buffinit(L, &b);
   lua_pushvalue(L, text);
@@ -151,13 +155,43 @@ static void add_callers(lua_State *L) {
     if (!bind_user_frame(L, &ar)) continue;
     const char *where = lua_pushfstring(L, "%s:%d", ar.short_src, ar.currentline);
     const size_t len = strlen(where);
-    if (strncmp(said, where, len) == 0 && said[len] == ':') {
+    const bool shown =
+        strncmp(before, where, len) == 0 && (before[len] == ':' || before[len] == '\0');
+    if (shown) { /* functions that call one another in one line */
       lua_pop(L, 1);
       continue;
     }
+    lua_replace(L, last);
+    before = where;
     lua_pushfstring(L, "\n\tcalled from %s", where);
-    lua_remove(L, -2);
     luaL_addvalue(&b);
+  }
+  luaL_pushresult(&b);
+}
+
+/* Pushes the message with a traceback of the script's own frames: what C functions and the library do
+ * on the way is their affair. */
+static void add_traceback(lua_State *L, const char *msg) {
+  static const char *const hidden[] = {"\t[C]:", "\t[piper]/", "\t(...tail calls...)"};
+  luaL_traceback(L, L, NULL, 1);
+  const char *line = lua_tostring(L, -1);
+  bool any = false;
+  luaL_Buffer b;
+  luaL_buffinit(L, &b);
+  luaL_addstring(&b, msg);
+  line += strcspn(line, "\n"); /* behind "stack traceback:" */
+  while (*line == '\n') {
+    const char *text = line + 1;
+    const size_t len = strcspn(text, "\n");
+    bool shown = true;
+    for (size_t i = 0; i < sizeof hidden / sizeof *hidden; i++)
+      shown = shown && strncmp(text, hidden[i], strlen(hidden[i])) != 0;
+    if (shown) {
+      if (!any) luaL_addstring(&b, "\nstack traceback:");
+      any = true;
+      luaL_addlstring(&b, line, len + 1);
+    }
+    line = text + len;
   }
   luaL_pushresult(&b);
 }
@@ -173,7 +207,7 @@ static int message_handler(lua_State *L) {
   if (is_blamed(L))
     add_callers(L);
   else
-    luaL_traceback(L, L, msg, 1);
+    add_traceback(L, msg);
   return 1;
 }
 

@@ -10,7 +10,7 @@
 void script_open(lua_State *L);
 
 /* Calls the function below its 'n_args' arguments, like lua_pcall; a failure leaves a message with
- * a traceback. Ctrl-C raises "interrupted!" in the script (see base/interrupt.h for C code); a
+ * a traceback of the frames of scripts. Ctrl-C raises "interrupted" in the script (see base/interrupt.h for C code); a
  * second one kills the process. Returns Lua's status. */
 int script_call(lua_State *L, int n_args, int n_results);
 

@@ -55,12 +55,22 @@ expect ready
 send \x03
 expect closed
 expect 5050
-expect interrupted!
-expect traceback
+expect interrupted
 exit
 END
 ok $? "what is open is closed first, then the message comes"
 is "$(tail -n 1 out)" "exit 1" "exit code 1"
+printf '%s\n' 'local function work()' '  while true do end' 'end' 'print "ready"' 'work()' >frames.lua
+"$builddir/tests/lib/pty" "$PIPER" frames.lua >out 2>&1 <<'END'
+expect ready
+pause 200
+send \x03
+expect frames.lua:2: interrupted
+expect called from frames.lua:5
+exit
+END
+ok $? "the message has the script's frames"
+unlike "$(cat out)" 'traceback|\[C\]|\[piper\]' "without frames of the library"
 
 # a C function that does not look: the second Ctrl-C kills
 printf 'print "ready"\nlocal s = ("a"):rep(40)\nprint(s:find((".-"):rep(24) .. "b"))\n' >stuck.lua

@@ -43,6 +43,13 @@ out=$("$PIPER" blame.lua 2>&1)
 is "$out" 'piper: blame.lua:3: place: unknown field "devcies" (did you mean "devices"?)
 	called from blame.lua:6
 	called from blame.lua:8' "an error of the library names the script's line and how it came there"
+printf '%s\n' 'local check = require "piper.check"' 'local function f() check.fail "no" end local function g() f() end' 'g() g()' >line.lua
+is "$("$PIPER" line.lua 2>&1)" 'piper: line.lua:2: no
+	called from line.lua:3' "each line once"
+printf '%s\n' 'local piper = require "piper"' 'piper.model("m", function()' '  local t = nil' '  pcall(error)' '  t.x = 1' 'end)' >inside.lua
+out=$("$PIPER" inside.lua 2>&1)
+like "$out" 'inside.lua:5: in ' "a traceback has the frames of the script"
+unlike "$out" '\[C\]|\[piper\]|tail calls' "and no other"
 is "$("$PIPER" -e 'require("piper.check").fail("no")' 2>&1)" "piper: (command line):1: no" "one frame needs no more"
 out=$("$PIPER" -e 'local t = nil
 local ok, e = pcall(require("piper.check").fail, "no")
