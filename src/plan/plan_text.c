@@ -407,10 +407,12 @@ static bool put_instrs(const Plan *p, bool timed, Text *t) {
     if ((all[k] > 0 || k <= INSTR_ALL_REDUCE) &&
         !list_item(&l, "%s %llu", INSTR_NAME[k], (unsigned long long)all[k]))
       return false;
-  char cost[40] = "";
-  if (added > 0 && timed) {
-    memcpy(cost, ", ", 3);
-    plan_seconds_text(p->waits_seconds, cost + 2, sizeof cost - 2);
+  char cost[80] = "", longer[32];
+  if (added > 0 && timed && p->waits_seconds > 0) {
+    plan_seconds_text(p->waits_seconds, longer, sizeof longer);
+    snprintf(cost, sizeof cost, " make%s the step %s longer", added == 1 ? "s" : "", longer);
+  } else if (added > 0 && timed) {
+    snprintf(cost, sizeof cost, " cost%s no time", added == 1 ? "s" : "");
   }
   return list_item(&l, "waits %llu (%llu for reused memory%s)", (unsigned long long)waits,
                    (unsigned long long)added, cost) &&
@@ -433,7 +435,8 @@ static bool put_prediction(const Plan *p, Text *t) {
     const bool downstream = strcmp(p->order_rule, "downstream") == 0;
     const double s = p->predicted_rule[!downstream];
     plan_seconds_text(s, other, sizeof other);
-    const bool held = s <= 0 ? list_item(&l, "order by %s", p->order_rule)
+    const bool same = s <= 0 || strcmp(other, step) == 0; /* nothing to be told */
+    const bool held = same ? list_item(&l, "order by %s", p->order_rule)
                              : list_item(&l, "order by %s (by %s %s)", p->order_rule,
                                          downstream ? "critical_path" : "downstream", other);
     if (!held) return false;
