@@ -11,6 +11,7 @@
 #include <fcntl.h>
 #include <histedit.h>
 #include <lauxlib.h>
+#include <limits.h>
 #include <locale.h>
 #include <pthread.h>
 #include <signal.h>
@@ -298,6 +299,19 @@ static int loop(lua_State *L) {
   return 0;
 }
 
+/* Where the documents are: in the source tree while the binary is that of a build, else where they are
+ * installed. */
+static const char *doc_folder(void) {
+  static char source[PATH_MAX]; /* without the ".." of a build inside the source tree */
+  char path[4096];
+  const ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+  const size_t len = strlen(PIPER_BUILD_DIR);
+  if (n > 0 && (size_t)n > len && strncmp(path, PIPER_BUILD_DIR "/", len + 1) == 0 &&
+      realpath(PIPER_SOURCE_DIR "/doc", source) != NULL)
+    return source;
+  return PIPER_DOC_DIR "/doc";
+}
+
 /* The library and its main parts as globals; a library that does not load leaves a message and a
  * plain Lua session. */
 static void set_globals(lua_State *L) {
@@ -314,9 +328,11 @@ static void set_globals(lua_State *L) {
     lua_setglobal(L, parts[i]);
   }
   lua_pop(L, 1);
-  if (luaL_loadstring(L, "return require 'piper.help'('" PIPER_DOC_DIR "/doc')") == LUA_OK &&
-      script_report(L, script_call(L, 0, 1), "piper"))
-    lua_setglobal(L, "help");
+  if (luaL_loadstring(L, "local help = require 'piper.help' "
+                         "_G.help, _G.quit, _G.exit = help.page(...), help.leave, help.leave") == LUA_OK) {
+    lua_pushstring(L, doc_folder());
+    script_report(L, script_call(L, 1, 0), "piper");
+  }
   lua_settop(L, 0);
 }
 

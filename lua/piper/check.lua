@@ -98,6 +98,7 @@ function M.strict(t, where)
     if type(name) == "string" and name:find "^_" then return nil end
     M.fail("%s: there is no %s%s", where, M.show(name), M.suggestion(name, public_names(t), "there are"))
   end
+  meta.__tostring = meta.__tostring or function() return require "piper.show".words(where .. ":", public_names(t)) end
   return setmetatable(t, meta)
 end
 

@@ -1,6 +1,7 @@
 -- compile - from a model and a strategy to a plan.
 local check = require "piper.check"
 local core = require "piper.core"
+local show = require "piper.show"
 local user_passes = require "piper.pass"
 
 ---@class piper.Plan
@@ -177,10 +178,14 @@ end
 
 ---Why nodes are as they are: which directives made them, where and when they run, what they wait for and
 ---why, and what waits for them. Of several devices, instructions are those of the first.
----@param filter string|piper.Filter  "PP=1 MB=3 PASS=B", or { PP = 1, MB = 3, PASS = "B" }
+---@param filter string|piper.Filter  "PP=1 MB=3 PASS=B", or { PP = 1, MB = 3, PASS = "B" }; or an action as
+---outputs name it, "1B3" (of all chunks of the stage; "1B3/2" of one), its microbatch counted through all splits
 ---@return string
 function Plan:explain(filter)
   local strategy = require "piper.strategy"
+  local action = type(filter) == "string" and filter:match "^%s*([%d-]+[FBIWR]%d+/?%d*)%s*$"
+  local found = action and self.core:explain(self.strategy.directives, action)
+  if found then return found end
   local terms = type(filter) == "string" and strategy.parse_filter("explain", filter) or strategy.filter("explain", filter)
   return self.core:explain(self.strategy.directives, terms)
 end
@@ -208,12 +213,21 @@ function Plan:actions() return self.core:actions() end
 
 ---Bytes for each rank, by category, at the instant of the rank's peak.
 ---@return table<integer, { params: integer, grads: integer, optimizer: integer, activations: integer, comm: integer, workspace: integer, peak: integer }>
-function Plan:memory() return self.core:memory() end
+function Plan:memory() return show.memory(self.core:memory()) end
+
+local held_of = show.by_rank "held"
 
 ---For each rank the most pairs of stage and microbatch whose activations it holds at once: the "peak" of
 ---schedules.metrics, counted on the plan's instructions. With recompute: from R on.
 ---@return table<integer, integer>
-function Plan:held() return self.core:held() end
+function Plan:held() return held_of(self.core:held()) end
+
+local proof_of = show.form(function(p)
+  return ("proved: no deadlock, no race, no early reuse: %s, %s, %s; %s to the same bytes, of which one writes, %s"):format(
+    show.count(p.instructions, "instruction"), show.count(p.transfers, "transfer"),
+    show.count(p.collectives, "collective"), show.count(p.conflicts, "pair") .. " of accesses",
+    p.conflicts == 1 and "is in order" or "are in order")
+end)
 
 ---Proves from the finished plan alone that it has no deadlock, no race and no early reuse.
 ---@return { instructions: integer, transfers: integer, collectives: integer, conflicts: integer }
@@ -223,15 +237,33 @@ function Plan:verify()
     check.fail("verify: the proof needs about %d MiB for the lists of %d ranks and %d MiB are available; "
       .. "prove the same strategy with fewer replicas", need >> 20, #self.core:info().ranks, available >> 20)
   end
-  return self.core:verify()
+  return proof_of(self.core:verify())
 end
+
+local communication_of = show.form(function(rows)
+  if #rows == 0 then return "no communication" end
+  local cells = {}
+  for i, r in ipairs(rows) do
+    cells[i] = { r.kind, r.what, r.stream, r.kind == "transfer" and table.concat(r.devices, ">") or show.ranges(r.devices), r.calls,
+      core.bytes(r.bytes), r.bucket or "-" }
+  end
+  return show.columns({ "kind", "what", "stream", "devices", "calls", "bytes", "bucket" }, cells)
+end)
+local communication_row = show.form(show.fields { "kind", "what", "stream", "devices", "calls", "bytes", "bucket" })
 
 ---What a step communicates: a list of { bucket, what, kind, stream, devices, calls, bytes }. A collective
 ---is one call however many devices make it; bytes are those of all its calls: of what is reduced or
 ---gathered, or sent. 'bucket' is named by its first parameter; nil where it is no bucket's. 'devices' of a
 ---transfer are its source and its destination.
 ---@return { bucket: string?, what: string, kind: string, stream: string, devices: integer[], calls: integer, bytes: integer }[]
-function Plan:communication() return self.core:communication() end
+function Plan:communication()
+  local rows = self.core:communication()
+  for _, row in ipairs(rows) do
+    show.list(row.devices)
+    communication_row(row)
+  end
+  return communication_of(rows)
+end
 
 -- The text in lines of at most 118 columns where words allow, those after the first indented.
 local function wrapped(text)
@@ -265,28 +297,33 @@ local function merged(exposed, most)
 end
 
 -- The text form of what overlap() returns.
-local OVERLAP = {
-  __tostring = function(overlap)
-    local lines = {}
-    for _, r in ipairs(overlap) do
-      lines[#lines + 1] = ("%-16s%-16s%5d calls%12.3f ms%6.1f%% hidden"):format(r.kind, r.stream, r.calls, r.seconds * 1e3,
-        r.seconds > 0 and 100 * r.hidden / r.seconds or 100)
-    end
-    for _, m in ipairs(merged(overlap.exposed, 8)) do
-      local x, others = m[1], m[2] > 1 and (" (the worst of %d microbatches)"):format(m[2]) or ""
-      lines[#lines + 1] = wrapped(("rank %d: %s is exposed for %.1f of %.1f us%s: %s"):format(x.rank, x.op, x.exposed * 1e6,
-        x.seconds * 1e6, others, x.why))
-    end
-    return table.concat(lines, "\n")
-  end,
-}
+local overlap_of = show.form(function(overlap)
+  local lines = {}
+  for _, r in ipairs(overlap) do
+    lines[#lines + 1] = ("%-16s%-16s%5d calls%12.3f ms%6.1f%% hidden"):format(r.kind, r.stream, r.calls, r.seconds * 1e3,
+      r.seconds > 0 and 100 * r.hidden / r.seconds or 100)
+  end
+  for _, m in ipairs(merged(overlap.exposed, 8)) do
+    local x, others = m[1], m[2] > 1 and (" (the worst of %d microbatches)"):format(m[2]) or ""
+    lines[#lines + 1] = wrapped(("rank %d: %s is exposed for %.1f of %.1f us%s: %s"):format(x.rank, x.op, x.exposed * 1e6,
+      x.seconds * 1e6, others, x.why))
+  end
+  return table.concat(lines, "\n")
+end)
+local overlap_row = show.form(show.fields { "kind", "stream", "calls", "seconds", "hidden" })
+local exposed_row = show.form(show.fields { "rank", "op", "seconds", "exposed", "cause", "why" })
 
 ---What of the communication hides behind compute, in virtual time (see doc/guide.md): a list of { kind,
 ---stream, calls, seconds, hidden }, over all ranks that take part. 'exposed' lists the operations of which
 ---most is not hidden, each on its worst rank, with what kept it from that: 'cause' is one of "data", "order",
 ---"stream", "memory", "rank", "list", "end", 'why' says it in words. Can be printed.
 ---@return piper.Overlap
-function Plan:overlap() return setmetatable(self.core:overlap(), OVERLAP) end
+function Plan:overlap()
+  local overlap = self.core:overlap()
+  for _, row in ipairs(overlap) do overlap_row(row) end
+  for _, row in ipairs(overlap.exposed) do exposed_row(row) end
+  return overlap_of(overlap)
+end
 
 ---A hash of everything that has to be equal on all ranks.
 ---@return string hex

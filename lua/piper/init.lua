@@ -11,7 +11,17 @@ local MODULES = {
 -- ... or a field of another module.
 local FIELDS = { adamw = "piper.optim", sgd = "piper.optim" }
 
+local function names()
+  local list = {}
+  for _, known in ipairs { MODULES, FIELDS } do
+    for name in pairs(known) do list[#list + 1] = name end
+  end
+  table.sort(list)
+  return list
+end
+
 return setmetatable(M, {
+  __tostring = function() return require "piper.show".words("piper " .. core.version .. ":", names()) end,
   __index = function(t, name)
     local value
     if MODULES[name] then
@@ -19,12 +29,8 @@ return setmetatable(M, {
     elseif FIELDS[name] then
       value = require(FIELDS[name])[name]
     elseif not name:find "^_" then
-      local check, names = require "piper.check", {}
-      for _, list in ipairs { MODULES, FIELDS } do
-        for known in pairs(list) do names[#names + 1] = known end
-      end
-      table.sort(names)
-      check.fail("piper: there is no %s%s", check.show(name), check.suggestion(name, names, "there are"))
+      local check = require "piper.check"
+      check.fail("piper: there is no %s%s", check.show(name), check.suggestion(name, names(), "there are"))
     end
     rawset(t, name, value)
     return value

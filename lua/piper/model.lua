@@ -2,6 +2,7 @@
 local check = require "piper.check"
 local core = require "piper.core"
 local params = require "piper.params"
+local show = require "piper.show"
 local tensor = require "piper.tensor"
 local trace = require "piper.trace"
 
@@ -89,9 +90,23 @@ end
 ---@field init_arg? number  the constant, deviation or half width
 ---@field line string  "file:line" where it was made
 
+local param_of = show.form(function(p)
+  return ("%s [%s]%s"):format(p.name, table.concat(p.shape, ", "), p.frozen and " frozen" or "")
+end)
+local params_of = show.form(function(list)
+  local lines = {}
+  for i, p in ipairs(list) do lines[i] = tostring(p) end
+  return table.concat(lines, "\n")
+end)
+
 ---@return piper.Param[] in the order in which they were made
 function Model:params()
-  return self.graph:params()
+  local list = self.graph:params()
+  for _, p in ipairs(list) do
+    show.list(p.shape)
+    param_of(p)
+  end
+  return params_of(list)
 end
 
 ---Floating-point operations of one step, a multiply-add counting as two.

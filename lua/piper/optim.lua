@@ -1,7 +1,16 @@
 -- optim - optimizers, as options of piper.compile.
 local check = require "piper.check"
+local show = require "piper.show"
 
 local M = {}
+
+local optimizer = show.form(function(o)
+  if o.kind == "sgd" then
+    return ("sgd { lr = %s, momentum = %s, weight_decay = %s }"):format(o.lr, o.momentum, o.weight_decay)
+  end
+  return ("adamw { lr = %s, betas = { %s, %s }, eps = %s, weight_decay = %s }"):format(o.lr, o.beta1, o.beta2, o.eps,
+    o.weight_decay)
+end)
 
 ---@class piper.Optimizer
 ---@field kind "sgd"|"adamw"
@@ -15,7 +24,7 @@ local M = {}
 function M.sgd(spec)
   check.options("sgd", spec, { lr = "number>=0", momentum = "number>=0?", weight_decay = "number>=0?" })
   if (spec.momentum or 0) >= 1 then check.fail("sgd: momentum is %s, not below 1", spec.momentum) end
-  return { kind = "sgd", lr = spec.lr, momentum = spec.momentum or 0, weight_decay = spec.weight_decay or 0 }
+  return optimizer { kind = "sgd", lr = spec.lr, momentum = spec.momentum or 0, weight_decay = spec.weight_decay or 0 }
 end
 
 ---AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019). weight_decay spares
@@ -31,7 +40,7 @@ function M.adamw(spec)
     check.value("adamw", ("element %d of betas"):format(i), beta, "number>=0")
     if beta >= 1 then check.fail("adamw: element %d of betas is %s, not below 1", i, beta) end
   end
-  return {
+  return optimizer {
     kind = "adamw", lr = spec.lr, beta1 = betas[1], beta2 = betas[2], eps = spec.eps or 1e-8,
     weight_decay = spec.weight_decay or 0.01,
   }

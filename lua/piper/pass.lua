@@ -4,6 +4,7 @@
 -- the compiler is at just then, and on its nodes, while the function runs, and no longer.
 local check = require "piper.check"
 local core = require "piper.core"
+local show = require "piper.show"
 local strategy = require "piper.strategy"
 
 local M = {}
@@ -48,7 +49,11 @@ local function core_of(node) return rawget(node, DAG).core end
 
 function Node:__index(name)
   if name == "id" then return rawget(self, ID) end
-  if IS_FIELD[name] then return core_of(self):field(rawget(self, ID), name) end
+  if IS_FIELD[name] then
+    local value = core_of(self):field(rawget(self, ID), name)
+    if name == "devices" or name == "src_devices" then return value and show.list(value) end
+    return value
+  end
   check.fail("pass: a node has no field %s%s", check.show(name), check.suggestion(name, FIELDS, "fields"))
 end
 

@@ -24,11 +24,4 @@ for _, name in ipairs(BUILDERS) do M[name] = require("piper.schedules." .. name)
 ---@return string
 function M.text(list) return rows_of.text(rows_of.read("text", list)) end
 
-return setmetatable(M, {
-  __index = function(_, name)
-    local names = {}
-    for k in pairs(M) do names[#names + 1] = k end
-    table.sort(names)
-    check.fail("schedules: there is no %s%s", check.show(name), check.suggestion(name, names, "there are"))
-  end,
-})
+return check.strict(M, "schedules")

@@ -1,6 +1,7 @@
 -- train - runs a plan, step after step.
 local check = require "piper.check"
 local core = require "piper.core"
+local show = require "piper.show"
 
 local M = {}
 
@@ -12,6 +13,31 @@ local M = {}
 ---@field lr number
 ---@field seconds number           wall-clock time of the step
 ---@field tokens_per_second number elements of the first integer input (samples where there is none)
+
+local function terms(losses)
+  if #losses < 2 then return "" end
+  local parts = {}
+  for i, loss in ipairs(losses) do parts[i] = ("%.4g"):format(loss) end
+  return " (" .. table.concat(parts, " + ") .. ")"
+end
+
+local metrics_of = show.form(function(m)
+  return ("loss %.4g%s  grad_norm %.4g  lr %.4g  %.4g ms  %.0f tokens/s%s"):format(m.loss, terms(m.losses), m.grad_norm,
+    m.lr, m.seconds * 1e3, m.tokens_per_second, m.dropped > 0 and ("  %d dropped"):format(m.dropped) or "")
+end)
+
+local evaluation_of = show.form(function(e)
+  return ("loss %.4g%s over %s of %s%s"):format(e.loss, terms(e.losses), show.count(e.tokens, "token"),
+    show.count(e.batches, "batch"):gsub("batchs", "batches"), e.dropped > 0 and (", %d dropped"):format(e.dropped) or "")
+end)
+
+-- The first values of a tensor that a run has.
+local tensor_of = show.form(function(t)
+  local shape, values = {}, {}
+  for i, n in ipairs(t.shape) do shape[i] = n end
+  for i = 1, math.min(#t, 8) do values[i] = ("%.4g"):format(t[i]) end
+  return ("[%s] %s%s"):format(table.concat(shape, ", "), table.concat(values, " "), #t > 8 and " ..." or "")
+end)
 
 ---@class piper.Run
 local Run = {}
@@ -25,7 +51,7 @@ end
 local function rate_of(lr, plan)
   if lr == nil then lr = plan.options.optimizer.lr end
   if type(lr) == "number" then return require "piper.lr".constant(lr) end
-  if type(lr) ~= "function" then
+  if type(lr) ~= "function" and not require "piper.lr"._is_rate(lr) then
     check.fail("train: lr is %s, not a number, a piper.lr or a function of the step", check.show(lr))
   end
   return lr
@@ -75,8 +101,8 @@ local function advance(self)
   self.step = step
   local loss = 0
   for _, term in ipairs(losses) do loss = loss + term end
-  return {
-    loss = loss, losses = losses, grad_norm = norm, dropped = dropped, lr = lr, seconds = seconds,
+  return metrics_of {
+    loss = loss, losses = show.list(losses), grad_norm = norm, dropped = dropped, lr = lr, seconds = seconds,
     tokens_per_second = self.tokens / math.max(seconds, 1e-9),
   }
 end
@@ -124,13 +150,13 @@ local function evaluate(job, batches, tokens)
     dropped = dropped + lost
     progress:done(batch, { loss = loss, tokens_per_second = tokens / math.max(core.system.seconds() - start, 1e-9) })
   end
-  local result = { loss = 0, losses = {}, batches = batches, dropped = dropped }
+  local result = { loss = 0, losses = show.list {}, batches = batches, dropped = dropped }
   for l, sum in ipairs(sums) do
     result.losses[l] = weights[l] > 0 and sum / weights[l] or 0
     result.loss = result.loss + result.losses[l]
   end
   result.tokens = math.tointeger(counted and weights[counted] or batches * tokens)
-  return result
+  return evaluation_of(result)
 end
 
 ---The losses on other data, with the parameters of the moment: the strategy's forward passes alone, without
@@ -153,7 +179,7 @@ end
 ---@param name string
 ---@return { shape: integer[], [integer]: number }
 function Run:params(name)
-  return self.core:param(check.value("params", "argument 1 (name)", name, "string"))
+  return tensor_of(self.core:param(check.value("params", "argument 1 (name)", name, "string")))
 end
 
 ---The parameter's gradient in the last step, before the optimizer; zeros where it has none.
@@ -162,7 +188,7 @@ end
 function Run:gradients(name)
   check.value("gradients", "argument 1 (name)", name, "string")
   if self.step == 0 then check.fail "gradients: no step has run yet" end
-  return self.core:grad(name)
+  return tensor_of(self.core:grad(name))
 end
 
 ---@param name string
@@ -174,7 +200,7 @@ function Run:set_params(name, values)
 end
 
 ---Bytes for each rank as allocated, in the form of plan:memory().
-function Run:memory() return self.core:memory() end
+function Run:memory() return show.memory(self.core:memory()) end
 
 ---Raises unless every rank that holds a parameter holds the same bits of it.
 function Run:check_replicas() self.core:check_replicas() end

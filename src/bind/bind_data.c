@@ -100,6 +100,14 @@ static int data_lua_samples(lua_State *L) {
   return 1;
 }
 
+static int data_lua_text_form(lua_State *L) {
+  const DataSource *d = bind_check_data(L, 1);
+  const int64_t n = data_samples(d);
+  if (n > 0) lua_pushfstring(L, "data.%s: %I samples", data_name(d), (LUAI_UACINT)n);
+  else lua_pushfstring(L, "data.%s: samples without end", data_name(d));
+  return 1;
+}
+
 int luaopen_piper_core_data(lua_State *L) {
   static const luaL_Reg METHODS[] = {
       {"add", data_lua_add}, {"samples", data_lua_samples}, {NULL, NULL}};
@@ -113,6 +121,8 @@ int luaopen_piper_core_data(lua_State *L) {
   luaL_newmetatable(L, DATA_MT);
   lua_pushcfunction(L, data_gc);
   lua_setfield(L, -2, "__gc");
+  lua_pushcfunction(L, data_lua_text_form);
+  lua_setfield(L, -2, "__tostring");
   luaL_newlib(L, METHODS);
   lua_setfield(L, -2, "__index");
   lua_pop(L, 1);

@@ -74,19 +74,27 @@ static int push_text(lua_State *L, PiperStatus (*make)(const Plan *, char **, Pi
   return 1;
 }
 
-/* explain(plan, directives, filter) -> text */
+/* explain(plan, directives, filter, or an action such as "0B1") -> text; false: it is no action */
 static int plan_lua_explain(lua_State *L) {
   const Plan *plan = bind_check_plan(L, 1);
   luaL_checktype(L, 2, LUA_TTABLE);
-  luaL_checktype(L, 3, LUA_TTABLE);
+  ExplainAction action;
+  const char *name = lua_type(L, 3) == LUA_TSTRING ? lua_tostring(L, 3) : NULL;
+  if (name == NULL) luaL_checktype(L, 3, LUA_TTABLE);
+  if (name != NULL && !explain_parse_action(name, &action)) {
+    lua_pushboolean(L, false);
+    return 1;
+  }
   Scratch *s = push_scratch(L);
   s->arena = arena_new();
   if (s->arena == NULL) return luaL_error(L, "explain: not enough memory");
   const Strategy strategy = bind_read_strategy(L, 2, s->arena);
-  const Filter filter = bind_read_filter(L, 3, s->arena);
+  const Filter filter = name != NULL ? (Filter){0} : bind_read_filter(L, 3, s->arena);
   PiperErr err = {0}, found = {0};
-  const PiperStatus st = plan_explain(plan, &strategy, &filter, &s->text, &found);
-  if (st != PIPER_OK) err_set(&err, st, "explain: %s", found.text);
+  const PiperStatus st =
+      plan_explain(plan, &strategy, &filter, name != NULL ? &action : NULL, &s->text, &found);
+  if (st != PIPER_OK)
+    err_set(&err, st, "explain: %s%s%s", name != NULL ? name : "", name != NULL ? ": " : "", found.text);
   BIND_TRY(L, st, &err);
   lua_pushstring(L, s->text);
   return 1;

@@ -7,6 +7,7 @@
 #include "plan/plan_lower.h"
 #include "plan/plan_verify.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 /* All ranks are of this machine. */
@@ -66,6 +67,45 @@ static PiperStatus choose_order(Plan *plan, OrderRule rule, PiperErr *err) {
 /* With what the plan keeps whose parameters this one uses. */
 static uint64_t needed_bytes(const RankPlan *r) { return r->arena_bytes + r->shared_bytes; }
 
+/* What makes the largest category smaller. Of workspace the scratch space of kernels is fixed, and is
+ * most of it in small models: no directive changes it. */
+static void remedy(const RankPlan *r, uint32_t threads, char *buf, size_t n) {
+  int largest = 0;
+  for (int c = 1; c < MEM_COUNT; c++)
+    if (r->at_peak[c] > r->at_peak[largest]) largest = c;
+  switch (largest) {
+  case MEM_PARAMS:
+  case MEM_GRADS:
+  case MEM_OPTIMIZER:
+    snprintf(buf, n,
+             "more pipeline stages leave fewer parameters on each rank, and %s = true in replicate a "
+             "share of them",
+             largest == MEM_PARAMS  ? "shard_params"
+             : largest == MEM_GRADS ? "shard_grads"
+                                    : "shard_optimizer");
+    return;
+  case MEM_WORKSPACE:
+    if (r->scratch_bytes * 2 < r->at_peak[MEM_WORKSPACE])
+      snprintf(buf, n, "more microbatches or a smaller batch need less workspace for temporary values");
+    else if (threads > 1)
+      snprintf(buf, n,
+               "fewer threads_per_rank need less workspace: kernels take %s for each of %u threads",
+               bytes_text(r->scratch_bytes / threads).text, threads);
+    else
+      snprintf(buf, n,
+               "kernels take %s of workspace whatever the model is: a larger memory_limit helps",
+               bytes_text(r->scratch_bytes).text);
+    return;
+  case MEM_COMM:
+    snprintf(buf, n, "more microbatches or a smaller batch make what is received smaller");
+    return;
+  default:
+    snprintf(buf, n,
+             "more microbatches, a smaller batch or a 1F1B schedule hold fewer activations, and "
+             "recompute keeps less of each");
+  }
+}
+
 /* A plan that does not fit is refused before it runs. */
 static PiperStatus check_limit(const Plan *plan, uint64_t limit, PiperErr *err) {
   if (limit == 0) return PIPER_OK;
@@ -73,9 +113,8 @@ static PiperStatus check_limit(const Plan *plan, uint64_t limit, PiperErr *err) 
   for (uint32_t r = 1; r < plan->n_ranks; r++)
     if (needed_bytes(&plan->ranks[r]) > needed_bytes(worst)) worst = &plan->ranks[r];
   if (needed_bytes(worst) <= limit) return PIPER_OK;
-  int largest = 0;
-  for (int c = 1; c < MEM_COUNT; c++)
-    if (worst->at_peak[c] > worst->at_peak[largest]) largest = c;
+  char helps[160];
+  remedy(worst, plan->options.threads_per_rank, helps, sizeof helps);
   return err_set(err, PIPER_EUSER,
                  "%s: rank %d needs %s and memory_limit is %s: params %s, grads %s, optimizer %s, "
                  "activations %s, comm %s, workspace %s; %s",
@@ -87,9 +126,7 @@ static PiperStatus check_limit(const Plan *plan, uint64_t limit, PiperErr *err) 
                  bytes_text(worst->at_peak[MEM_ACTIVATIONS]).text,
                  bytes_text(worst->at_peak[MEM_COMM]).text,
                  bytes_text(worst->at_peak[MEM_WORKSPACE]).text,
-                 largest <= MEM_OPTIMIZER
-                     ? "more pipeline stages leave fewer parameters on each rank"
-                     : "more microbatches, a smaller batch or a 1F1B schedule hold fewer activations");
+                 helps);
 }
 
 PiperStatus compile_plan(const Graph *graph, const Strategy *strategy, const CompileOptions *options,

@@ -316,11 +316,54 @@ static void put_paragraph(Explain *x, uint32_t n) {
   put_followers(x, n);
 }
 
+/* ---- actions --------------------------------------------------------------------------------- */
+
+static bool parse_number(const char **text, uint32_t *out) {
+  uint64_t n = 0;
+  const char *p = *text;
+  while (*p >= '0' && *p <= '9' && n <= INT32_MAX) n = n * 10 + (uint64_t)(*p++ - '0');
+  const bool fine = p > *text && n <= INT32_MAX;
+  *text = p;
+  *out = (uint32_t)n;
+  return fine;
+}
+
+bool explain_parse_action(const char *text, ExplainAction *out) {
+  static const char letters[PASS_COUNT] = {'?', 'F', 'B', 'I', 'W', 'R'};
+  uint32_t stage = 0;
+  *out = (ExplainAction){.stage = -1};
+  if (*text == '-') text++;
+  else if (parse_number(&text, &stage)) out->stage = (int32_t)stage;
+  else return false;
+  for (out->pass = PASS_F; out->pass < PASS_COUNT && letters[out->pass] != *text;) out->pass++;
+  if (out->pass == PASS_COUNT) return false;
+  text++;
+  if (!parse_number(&text, &out->mb)) return false;
+  if (*text == '/') {
+    text++;
+    if (!parse_number(&text, &out->chunk) || out->chunk == 0) return false;
+  }
+  return *text == '\0';
+}
+
+static PiperStatus action_nodes(const Dag *d, const ExplainAction *a, U32Vec *out, PiperErr *err) {
+  for (uint32_t n = 1; n < d->n; n++) {
+    if (d->kind[n] != NODE_COMPUTE || d->pass[n] != a->pass || d->mb[n] != a->mb) continue;
+    if (a->chunk != 0 && d->chunk[n] != a->chunk) continue;
+    if (dag_stage(d, (ChunkId){d->chunk[n]}) != a->stage) continue;
+    if (!vec_push(out, n)) return err_nomem(err, "explain");
+  }
+  if (out->n > 0) return PIPER_OK;
+  return err_set(err, PIPER_EUSER, "the plan has no such action; plan:actions() lists what it has");
+}
+
 static PiperStatus explain(Explain *x, const FilterIndex *index, const Filter *filter,
-                           PiperErr *err) {
+                           const ExplainAction *action, PiperErr *err) {
   U32Vec nodes = {0};
   PiperStatus st = match_all(x, index, err);
-  if (st == PIPER_OK) st = filter_nodes(index, filter, &nodes, err);
+  if (st == PIPER_OK)
+    st = action != NULL ? action_nodes(x->dag, action, &nodes, err)
+                        : filter_nodes(index, filter, &nodes, err);
   if (st == PIPER_OK && x->plan->n_ranks <= TIMED_RANKS) {
     st = plan_lists(x->plan, err);
     if (st == PIPER_OK) st = plan_node_times(x->plan, x->start, x->end, err);
@@ -341,7 +384,7 @@ static PiperStatus explain(Explain *x, const FilterIndex *index, const Filter *f
 }
 
 PiperStatus plan_explain(const Plan *plan, const Strategy *strategy, const Filter *filter,
-                         char **out, PiperErr *err) {
+                         const ExplainAction *action, char **out, PiperErr *err) {
   const Dag *d = plan->dag;
   Explain x = {.plan = plan, .dag = d, .strategy = strategy};
   FilterIndex *index = NULL;
@@ -356,7 +399,7 @@ PiperStatus plan_explain(const Plan *plan, const Strategy *strategy, const Filte
   if (st == PIPER_OK) st = adjacency_new(d, &x.edges, err);
   if (st == PIPER_OK) {
     st = filter_index_new(d, &index, err);
-    if (st == PIPER_OK) st = explain(&x, index, filter, err);
+    if (st == PIPER_OK) st = explain(&x, index, filter, action, err);
     filter_index_free(index);
     adjacency_free(&x.edges);
   }

@@ -313,15 +313,15 @@ static void put_devs(Out *o, const Dag *d, uint32_t devs) {
   put(o, "%s", text[0] != '\0' ? text : "?");
 }
 
-/* The PP index of a chunk, "-" outside every stage, 0 in a model that has no stages. */
-static void put_stage(Out *o, const Dag *d, ChunkId c) {
+int32_t dag_stage(const Dag *d, ChunkId c) {
   const Graph *g = d->graph;
   const uint32_t pp = intern_find(g->names, "PP");
-  if (pp == 0 || pp >= g->tag_entries.n || g->tag_entries.at[pp] == 0) {
-    put(o, "0");
-    return;
-  }
-  const int32_t stage = graph_scope_index(g, graph_chunk(g, c)->scope, pp);
+  if (pp == 0 || pp >= g->tag_entries.n || g->tag_entries.at[pp] == 0) return 0;
+  return graph_scope_index(g, graph_chunk(g, c)->scope, pp);
+}
+
+static void put_stage(Out *o, const Dag *d, ChunkId c) {
+  const int32_t stage = dag_stage(d, c);
   if (stage >= 0) put(o, "%d", stage);
   else put(o, "-");
 }

@@ -199,6 +199,8 @@ void dag_label(const Dag *d, NodeId n, char *buf, size_t size);
 /* Likewise without devices, and with the chunk where a stage has several: "2F3/7". For lists and pictures,
  * which show the devices beside it. */
 void dag_name(const Dag *d, NodeId n, char *buf, size_t size);
+/* The PP index of a chunk, -1 outside every stage, 0 in a model that has no stages. */
+int32_t dag_stage(const Dag *d, ChunkId c);
 const char *dag_line(const Dag *d, uint32_t line); /* "train.lua:12", "" for 0 */
 
 #endif

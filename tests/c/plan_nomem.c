@@ -21,7 +21,7 @@ static PiperStatus whole_way(Plan *p, const TestStrategy *t, char **texts, Piper
   TRY(dag_list(p->dag, NULL, 0, &texts[LIST], err));
   TRY(dag_dot(p->dag, &texts[DOT], err));
   const Strategy s = {t->at.at, (uint32_t)t->at.n};
-  return plan_explain(p, &s, &(Filter){0}, &texts[EXPLAIN], err);
+  return plan_explain(p, &s, &(Filter){0}, NULL, &texts[EXPLAIN], err);
 }
 
 int main(void) {

@@ -121,7 +121,24 @@ end
 says("PP=false", "filter { PP = false } matches nothing; no node has PP = false")
 says("PP=7", "filter { PP = 7 } matches nothing; PP runs from 0 to 1$")
 says("PP=0 MB", 'position 6 of "PP=0 MB": "MB" is not TAG=INDEX: a filter reads PP=1 MB=0,2 PASS=B')
-says("1I3", 'position 1 of "1I3": "1I3" is not TAG=INDEX: a filter reads PP=1 MB=3 PASS=BI')
+says("1I1", "1I1: the plan has no such action; plan:actions%(%) lists what it has")
+says("-F0", "%-F0: the plan has no such action")
+says("1B0/1", "1B0/1: the plan has no such action")
+says("1F99999999999", 'position 1 of "1F99999999999": "1F99999999999" is not TAG=INDEX')
+says("1B0 MB=0", 'position 1 of "1B0 MB=0": "1B0" is not TAG=INDEX: a filter reads PP=1 MB=0 PASS=B')
+
+-- Actions, as all outputs have them: where there are no stages, with nested splits, of a chunk of several.
+tap.is(plan:explain "1B0", plan:explain "PP=1 MB=0 PASS=B", "an action")
+tap.is(plan:explain " 1R1 ", plan:explain "PP=1 MB=1 PASS=R", "a pass that recomputes, with blanks")
+local single = piper.model("single", function(m)
+  local h = m:input("x", { "batch", 4 }, "f32")
+  for _ = 1, 2 do piper.annotate("LAYER", function() h = nn.gelu(nn.linear(h, "l", { out = 4 })) end) end
+  m:loss(nn.sum_squares(h))
+end)
+local nested = piper.strategy():split { num_microbatches = 2, dim_name = "A" }:split { num_microbatches = 2, dim_name = "C" }
+local flat = piper.compile(single, nested, { batch = 8 })
+tap.is(flat:explain "0F2", flat:explain "A=1 C=0 PASS=F", "without stages, the microbatch through nested splits")
+tap.is(flat:explain "0B3/2", flat:explain "A=1 C=1 PASS=B LAYER=1", "one chunk")
 says("  PP=one", 'position 3 of "  PP=one": PP = "one" is not an index')
 says("PP=0 PP=1", 'position 6 of "PP=0 PP=1": PP again')
 says("PASS=X", 'position 1 of "PASS=X": PASS is "X", not one of')

@@ -40,6 +40,34 @@ send \x04
 exit
 END
 
+session "topics of help, results, quit" <<'END'
+expect >
+send help "plan"\r
+expect check_equivalence
+expect > 
+send help(piper.compile)\r
+expect no topic
+expect topics are model, nn, plan, run, schedules, strategy
+expect > 
+send nn\r
+expect nn: add, attention
+expect > 
+send quit\r
+expect Ctrl-D leaves
+expect > 
+send exit()\r
+expect Ctrl-D leaves
+expect > 
+send piper.modle\r
+expect there is no "modle"
+expect > 
+send \x04
+exit
+END
+unlike "$out" 'table: 0x|\[C\]|\[piper\]|traceback' "no address, and no frame but the session's"
+folder=$(echo help | "$PIPER" -i 2>&1 | sed -n 's/^\(.*doc\)\.$/\1/p')
+ok "$(test -f "$folder/guide.md"; echo $?)" "the documents are where help says"
+
 session "a chunk may take several lines" <<'END'
 expect >
 send for i = 1, 2 do\r
@@ -110,7 +138,7 @@ expect >
 send print("sta" .. "rted") while true do end\r
 expect started
 send \x03
-expect interrupted!
+expect interrupted
 expect > 
 send 6 * 7\r
 expect 42
@@ -118,7 +146,7 @@ expect >
 send print("ag" .. "ain") while true do end\r
 expect again
 send \x03
-expect interrupted!
+expect interrupted
 expect > 
 send \x04
 exit

@@ -7,6 +7,7 @@
 local check = require "piper.check"
 local rows_of = require "piper.schedules.rows"
 local schedule_check = require "piper.schedules.check"
+local show = require "piper.show"
 
 local M = {}
 
@@ -189,6 +190,18 @@ end
 ---@field peak_i table<integer, integer>  the same, freed at BI if split
 ---@field wq table<integer, integer>      most BW pending at once
 
+local metrics_form = show.form(function(m)
+  local rows = {}
+  for i, rank in ipairs(show.ranks(m.busy)) do
+    rows[i] = { rank, m.busy[rank], m.peak[rank], m.peak_i[rank], m.wq[rank] }
+  end
+  return ("makespan %.6g  bubble %.4g  span_bubble %.4g  period %s  idle %.6g\n%s"):format(m.makespan, m.bubble,
+    m.span_bubble, m.period and ("%.6g"):format(m.period) or "-", m.idle,
+    show.columns({ "rank", "busy", "peak", "peak_i", "wq" }, rows))
+end)
+local by_rank = {}
+for _, name in ipairs { "busy", "peak", "peak_i", "wq" } do by_rank[name] = show.by_rank(name) end
+
 ---The metrics of checked rows.
 ---@param rows piper.Rows
 ---@param costs? piper.ScheduleCosts
@@ -221,7 +234,8 @@ function M.metrics_of(rows, seen, n_stages, costs)
   m.bubble = m.makespan > 0 and 1 - total / (#rows * m.makespan) or 0
   m.span_bubble = span > 0 and 1 - busiest / span or 0
   m.period = period(t, comm)
-  return m
+  for name, form in pairs(by_rank) do form(m[name]) end
+  return metrics_form(m)
 end
 
 ---What a schedule costs, by simulating it: see piper.ScheduleMetrics.
