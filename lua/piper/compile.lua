@@ -79,7 +79,7 @@ local function build(model, strategy, options, passes)
     batch = options.batch, dtype = options.dtype, optimizer = options.optimizer, clip_norm = options.clip_norm or nil,
     threads_per_rank = options.threads_per_rank, order_rule = options.order_rule,
     memory_limit = options.memory_limit, single_stream = single_stream(),
-    verify = options.verify, dump_after = options.dump_after, dump_form = options.dump_form, trains = options.trains,
+    verify = options.verify, dump_after = options.dump_after, dump_form = options.dump_form, dump_filter = options.dump_filter, trains = options.trains,
     passes = passes,
   })
   return plan, dump
@@ -151,8 +151,8 @@ local function compile(model, strategy, options)
 end
 
 -- The DAG after a pass, in one of the core's forms.
-local function dump(plan, pass, form)
-  local options = setmetatable({ dump_after = pass, dump_form = form }, { __index = plan.options })
+local function dump(plan, pass, form, filter)
+  local options = setmetatable({ dump_after = pass, dump_form = form, dump_filter = filter }, { __index = plan.options })
   local _, text = build(plan.model, plan.strategy, options, plan.passes)
   return text
 end
@@ -192,11 +192,20 @@ end
 
 ---Writes a picture of the DAG in Graphviz's language: dot -Tsvg -O path
 ---@param path string
----@param pass? string  as it is after that pass (default: in the end)
-function Plan:dot(path, pass)
+---@param what? string|{ pass?: string, filter?: string|piper.Filter }  pass: as it is after that pass (default: in
+---the end); filter: of the computing nodes those that match (default: all), with what is beside them, as for explain
+function Plan:dot(path, what)
   check.value("dot", "argument 1", path, "string")
-  if pass ~= nil then check.value("dot", "argument 2", pass, "string") end
-  local text = pass and dump(self, pass, "dot") or self.core:dot()
+  local pass, filter = what, nil
+  if type(what) == "table" then
+    check.options("dot", what, { pass = "string?", filter = "string|table?" })
+    pass, filter = what.pass, what.filter
+    local strategy = require "piper.strategy"
+    if filter then filter = type(filter) == "string" and strategy.parse_filter("dot", filter) or strategy.filter("dot", filter) end
+  elseif what ~= nil then
+    check.value("dot", "argument 2", what, "string")
+  end
+  local text = pass and dump(self, pass, "dot", filter) or self.core:dot(filter)
   local file, why = io.open(path, "w")
   if not file then check.fail("dot: %s", why) end
   local written

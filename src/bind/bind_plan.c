@@ -103,10 +103,24 @@ static int plan_lua_explain(lua_State *L) {
 static PiperStatus plan_list(const Plan *p, char **out, PiperErr *err) {
   return dag_list(p->dag, p->order, p->n_order, out, err);
 }
-static PiperStatus plan_dot(const Plan *p, char **out, PiperErr *err) { return dag_dot(p->dag, out, err); }
+
+/* dot(plan, filter or nil) */
+static int plan_lua_dot(lua_State *L) {
+  const Plan *plan = bind_check_plan(L, 1);
+  Scratch *s = push_scratch(L);
+  s->arena = arena_new();
+  if (s->arena == NULL) return luaL_error(L, "dot: not enough memory");
+  const bool part = !lua_isnoneornil(L, 2) && lua_istable(L, 2);
+  const Filter filter = part ? bind_read_filter(L, 2, s->arena) : (Filter){0};
+  PiperErr err = {0}, found = {0};
+  const PiperStatus st = dag_dot(plan->dag, part ? &filter : NULL, &s->text, &found);
+  if (st != PIPER_OK) err_set(&err, st, "dot: %s", found.text);
+  BIND_TRY(L, st, &err);
+  lua_pushstring(L, s->text);
+  return 1;
+}
 
 static int plan_lua_list(lua_State *L) { return push_text(L, plan_list); }
-static int plan_lua_dot(lua_State *L) { return push_text(L, plan_dot); }
 static int plan_lua_actions(lua_State *L) { return push_text(L, plan_actions); }
 static int plan_lua_table(lua_State *L) { return push_text(L, plan_table); }
 
@@ -171,6 +185,12 @@ static int plan_lua_compile(lua_State *L) {
   if (s->arena == NULL) return luaL_error(L, "compile: not enough memory");
   const Strategy strategy = bind_read_strategy(L, 2, s->arena);
   const int plan = lua_gettop(L) - 1;
+  Filter dump_filter;
+  if (lua_getfield(L, 3, "dump_filter") != LUA_TNIL) {
+    dump_filter = bind_read_filter(L, lua_gettop(L), s->arena);
+    options.dump_filter = &dump_filter;
+  }
+  lua_pop(L, 1);
   LuaPasses passes;
   lua_getfield(L, 3, "passes");
   options.user = bind_read_passes(L, -1, s->arena, &passes);

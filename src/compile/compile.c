@@ -150,6 +150,7 @@ PiperStatus compile_plan(const Graph *graph, const Strategy *strategy, const Com
       .user = options->user,
       .dump_after = options->dump_after,
       .dump_form = options->dump_form,
+      .dump_filter = options->dump_filter,
       .dump = dump,
   };
   PiperStatus st = passes_run(graph, options->batch, strategy, &passes, &plan->dag, err);

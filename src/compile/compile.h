@@ -16,6 +16,7 @@ typedef struct CompileOptions {
   UserPasses user;        /* passes of the user's; {0}: none */
   const char *dump_after; /* name of a pass; NULL: none */
   DumpForm dump_form;
+  const Filter *dump_filter; /* as in PassOptions */
 } CompileOptions;
 
 /* 'graph' is cut and outlives the plan. *out is the caller's (plan_free). *dump: malloc'ed text of

@@ -143,7 +143,10 @@ static const char *colour_of(const Dag *d, uint32_t n) {
   }
 }
 
-static void put_node(const Dag *d, uint32_t n, int indent, Text *t) {
+/* How much of a node is drawn. */
+typedef enum Drawn { HIDDEN, BESIDE, FULL } Drawn;
+
+static void put_node(const Dag *d, uint32_t n, Drawn drawn, int indent, Text *t) {
   char name[NAME_TEXT], where[NAME_TEXT];
   const bool communicates = NODE_KIND_COMMUNICATES[d->kind[n]];
   name_of(d, n, name);
@@ -161,8 +164,13 @@ static void put_node(const Dag *d, uint32_t n, int indent, Text *t) {
   } else {
     put_quoted(t, name);
   }
-  text_put(t, ", fillcolor=\"%s\"%s, tooltip=", colour_of(d, n),
-           communicates ? ", shape=ellipse, fontsize=8" : "");
+  if (drawn == BESIDE)
+    text_put(t, ", fillcolor=\"#f2f2f2\", color=\"#b0b0b0\", fontcolor=\"#808080\", fontsize=7, "
+                "height=0.15");
+  else
+    text_put(t, ", fillcolor=\"%s\"%s", colour_of(d, n),
+             communicates ? ", shape=ellipse, fontsize=8" : "");
+  text_put(t, ", tooltip=");
   put_quoted(t, dag_line(d, d->line[n]));
   text_put(t, "];\n");
 }
@@ -188,12 +196,12 @@ static int32_t stage_at(const Dag *d, uint32_t n) {
 }
 
 /* Transfers lie between clusters; so does what joins device sets of which none computes as a whole. */
-static uint32_t find_spots(const Dag *d, bool *computes, Spot *spots) {
+static uint32_t find_spots(const Dag *d, const uint8_t *drawn, bool *computes, Spot *spots) {
   uint32_t n_spots = 0;
   for (uint32_t n = 1; n < d->n; n++)
     if (d->kind[n] == NODE_COMPUTE) computes[d->devs[n]] = true;
   for (uint32_t n = 1; n < d->n; n++) {
-    if (d->kind[n] == NODE_NONE) continue;
+    if (d->kind[n] == NODE_NONE || drawn[n] == HIDDEN) continue;
     const bool inside = d->kind[n] != NODE_TRANSFER && computes[d->devs[n]];
     spots[n_spots++] = (Spot){inside ? d->devs[n] : 0, n, inside ? stage_at(d, n) : -1};
   }
@@ -201,7 +209,8 @@ static uint32_t find_spots(const Dag *d, bool *computes, Spot *spots) {
   return n_spots;
 }
 
-static void put_clusters(const Dag *d, const Spot *spots, uint32_t n, Text *t) {
+static void put_clusters(const Dag *d, const uint8_t *drawn, const Spot *spots, uint32_t n,
+                         Text *t) {
   char devs[128];
   for (uint32_t k = 0, end; k < n; k = end) {
     uint32_t stages = 0;
@@ -221,17 +230,18 @@ static void put_clusters(const Dag *d, const Spot *spots, uint32_t n, Text *t) {
             t,
             "    subgraph cluster_%u_%d {\n      label=\"stage %d\"; style=\"rounded,dotted\";\n",
             spots[k].devs, spots[i].stage, spots[i].stage);
-      put_node(d, spots[i].node, apart ? 6 : 4, t);
+      put_node(d, spots[i].node, (Drawn)drawn[spots[i].node], apart ? 6 : 4, t);
       if (apart && (i + 1 == end || spots[i + 1].stage != spots[i].stage)) text_put(t, "    }\n");
     }
     if (spots[k].devs != 0) text_put(t, "  }\n");
   }
 }
 
-static void put_edges(const Dag *d, Text *t) {
+static void put_edges(const Dag *d, const uint8_t *drawn, Text *t) {
   for (uint32_t e = 1; e < d->edges.n; e++) {
     const Edge *x = &d->edges.at[e];
-    if (x->src == 0) continue;
+    if (x->src == 0 || drawn[x->src] == HIDDEN || drawn[x->dst] == HIDDEN) continue;
+    if (drawn[x->src] == BESIDE && drawn[x->dst] == BESIDE) continue;
     const TensorKind kind = x->kind == EDGE_DATA ? d->tensors.at[x->tensor].kind : TENSOR_NONE;
     text_put(t, "  n%u -> n%u", x->src, x->dst);
     if (x->kind == EDGE_TEMPORAL) {
@@ -245,15 +255,84 @@ static void put_edges(const Dag *d, Text *t) {
   }
 }
 
-PiperStatus dag_dot(const Dag *d, char **out, PiperErr *err) {
+/* Of the neighbours of what was selected those that do not compute are drawn in full, too; in grey
+ * what computes beside it, or at the other end of what it sends or receives. Not the other sources
+ * of a reduction: these are many. */
+static void mark_neighbours(const Dag *d, uint8_t *drawn, uint8_t *selected) {
+  memcpy(selected, drawn, d->n);
+  for (uint32_t e = 1; e < d->edges.n; e++) {
+    const Edge *x = &d->edges.at[e];
+    if (x->src == 0) continue;
+    for (int back = 0; back < 2; back++) {
+      const uint32_t from = back ? x->dst : x->src, to = back ? x->src : x->dst;
+      if (selected[from] != FULL || drawn[to] == FULL) continue;
+      drawn[to] = d->kind[to] == NODE_COMPUTE ? BESIDE : FULL;
+    }
+  }
+  for (uint32_t e = 1; e < d->edges.n; e++) {
+    const Edge *x = &d->edges.at[e];
+    for (int back = 0; x->src != 0 && back < 2; back++) {
+      const uint32_t from = back ? x->dst : x->src, to = back ? x->src : x->dst;
+      const bool passes_on = d->kind[from] == NODE_TRANSFER || d->kind[from] == NODE_ALL_TO_ALL;
+      if (passes_on && drawn[from] == FULL && drawn[to] == HIDDEN) drawn[to] = BESIDE;
+    }
+  }
+}
+
+static PiperStatus find_drawn(const Dag *d, const Filter *filter, uint8_t *drawn, PiperErr *err) {
+  memset(drawn, filter == NULL ? FULL : HIDDEN, d->n);
+  if (filter == NULL) return PIPER_OK;
+  FilterIndex *index = NULL;
+  U32Vec nodes = {0};
+  Filter f = *filter; /* backward passes may have become halves */
+  if (f.passes >> PASS_B & 1) f.passes |= 1u << PASS_BI | 1u << PASS_BW;
+  uint8_t *selected = malloc(d->n);
+  PiperStatus st = selected != NULL ? filter_index_new(d, &index, err) : err_nomem(err, "the picture");
+  if (st == PIPER_OK) st = filter_nodes(index, &f, &nodes, err);
+  if (st == PIPER_OK) {
+    for (size_t k = 0; k < nodes.n; k++) drawn[nodes.at[k]] = FULL;
+    mark_neighbours(d, drawn, selected);
+  }
+  if (index != NULL) filter_index_free(index);
+  free(selected);
+  vec_free(&nodes);
+  return st;
+}
+
+/* The colours that occur, and what they are of. */
+static void put_legend(const Dag *d, const uint8_t *drawn, const Spot *spots, uint32_t n, Text *t) {
+  static const struct {
+    const char *colour, *what;
+  } COLOURS[] = {{"#bcd9f5", "F"},          {"#f9cfa4", "B, BI"},      {"#f6e3a1", "BW"},
+                 {"#d9c7ee", "R"},          {"#ffffff", "transfer"},   {"#f4c2d4", "all_to_all"},
+                 {"#bfe5c0", "reduction"},  {"#b9e6e1", "all_gather"}, {"#e6e6e6", "norm, update, ..."},
+                 {"#f2f2f2", "beside these"}};
+  text_put(t, "  label=<<table border=\"0\" cellborder=\"1\" cellspacing=\"2\"><tr>");
+  for (size_t c = 0; c < sizeof COLOURS / sizeof *COLOURS; c++) {
+    bool occurs = false;
+    for (uint32_t k = 0; k < n && !occurs; k++) {
+      const uint32_t node = spots[k].node;
+      occurs = strcmp(drawn[node] == BESIDE ? "#f2f2f2" : colour_of(d, node), COLOURS[c].colour) == 0;
+    }
+    if (occurs) text_put(t, "<td bgcolor=\"%s\">%s</td>", COLOURS[c].colour, COLOURS[c].what);
+  }
+  text_put(t, "<td>grey edge: kept for a backward pass</td>"
+              "<td><font color=\"#c03030\">dashed: order</font></td></tr></table>>;\n");
+}
+
+PiperStatus dag_dot(const Dag *d, const Filter *filter, char **out, PiperErr *err) {
   Text t = {0};
   bool *computes = calloc(devsets_count(d->devsets), sizeof *computes);
   Spot *spots = malloc(d->n * sizeof *spots);
-  if (computes == NULL || spots == NULL) {
-    free(computes), free(spots);
-    return err_nomem(err, "the picture");
+  uint8_t *drawn = malloc(d->n); /* Drawn */
+  PiperStatus st = PIPER_OK;
+  if (computes == NULL || spots == NULL || drawn == NULL) st = err_nomem(err, "the picture");
+  if (st == PIPER_OK) st = find_drawn(d, filter, drawn, err);
+  if (st != PIPER_OK) {
+    free(computes), free(spots), free(drawn);
+    return st;
   }
-  const uint32_t n = find_spots(d, computes, spots);
+  const uint32_t n = find_spots(d, drawn, computes, spots);
   text_put(&t, "digraph ");
   put_quoted(&t, graph_name(d->graph, d->graph->name));
   text_put(&t,
@@ -266,9 +345,10 @@ PiperStatus dag_dot(const Dag *d, char **out, PiperErr *err) {
            n > LARGE_NODES  ? " splines=line; nslimit=1; nslimit1=1; mclimit=0.1;"
            : n > MANY_NODES ? " nslimit=1; nslimit1=1;"
                             : "");
-  put_clusters(d, spots, n, &t);
-  put_edges(d, &t);
+  put_clusters(d, drawn, spots, n, &t);
+  put_edges(d, drawn, &t);
+  put_legend(d, drawn, spots, n, &t);
   text_put(&t, "}\n");
-  free(computes), free(spots);
+  free(computes), free(spots), free(drawn);
   return text_finish(&t, "the picture", out, err);
 }

@@ -3,7 +3,7 @@
 #ifndef PIPER_IR_DAG_DRAW_H
 #define PIPER_IR_DAG_DRAW_H
 
-#include "ir/dag.h"
+#include "ir/filter.h"
 
 /* A node a line, in the given order (of 'n' NodeIds; NULL: a topological one, smallest ids first):
  *
@@ -18,7 +18,11 @@ PiperStatus dag_list(const Dag *d, const uint32_t *order, uint32_t n, char **out
 
 /* In Graphviz's language. A cluster for each device set that computes, in it one for each stage where
  * it has several; computing nodes coloured by pass, communication by kind; temporal edges dashed; the
- * script line of each node as tooltip. */
-PiperStatus dag_dot(const Dag *d, char **out, PiperErr *err);
+ * script line of each node as tooltip; below, a legend of the colours.
+ *
+ * filter: NULL, or only the computing nodes that match, what they communicate and what else is beside
+ * them; computing nodes beside these small in grey. One that matches nothing is PIPER_EUSER, as by
+ * filter_nodes. */
+PiperStatus dag_dot(const Dag *d, const Filter *filter, char **out, PiperErr *err);
 
 #endif

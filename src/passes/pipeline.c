@@ -64,11 +64,14 @@ static PiperStatus check_dump_name(const char *name, const UserPasses *user, Pip
 static PiperStatus dump_after(const Dag *d, const char *pass, const PassOptions *opt,
                               PiperErr *err) {
   if (opt->dump_after == NULL || strcmp(opt->dump_after, pass) != 0) return PIPER_OK;
+  PiperErr found = {0};
+  PiperStatus st;
   switch (opt->dump_form) {
   case DUMP_LIST:
     return dag_list(d, NULL, 0, opt->dump, err);
   case DUMP_DOT:
-    return dag_dot(d, opt->dump, err);
+    st = dag_dot(d, opt->dump_filter, opt->dump, &found);
+    return st == PIPER_OK ? st : err_set(err, st, "dot: %s", found.text);
   case DUMP_TEXT:
     break;
   }

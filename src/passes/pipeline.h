@@ -36,6 +36,7 @@ typedef struct PassOptions {
   const char *dump_after; /* name of a pass, built-in or the user's, after which the DAG goes to
                              *dump; NULL: none */
   DumpForm dump_form;     /* in this form */
+  const Filter *dump_filter; /* DUMP_DOT: what to draw of it; NULL: everything */
   char **dump;            /* malloc'ed, the caller's */
 } PassOptions;
 

@@ -19,7 +19,7 @@ static PiperStatus whole_way(Plan *p, const TestStrategy *t, char **texts, Piper
   uint32_t most;
   TRY(plan_held(p, 0, &most, err));
   TRY(dag_list(p->dag, NULL, 0, &texts[LIST], err));
-  TRY(dag_dot(p->dag, &texts[DOT], err));
+  TRY(dag_dot(p->dag, NULL, &texts[DOT], err));
   const Strategy s = {t->at.at, (uint32_t)t->at.n};
   return plan_explain(p, &s, &(Filter){0}, NULL, &texts[EXPLAIN], err);
 }

@@ -88,6 +88,29 @@ tap.is(count(dot, "subgraph"), 2, "none for the metrics of all")
 tap.like(dot, 'label="transfer\\nrelu.4 0F0\\n0%-1>2  pp_stream"', "communication has devices and stream")
 tap.like(dot, 'tooltip="%S*dag_draw.lua:12"', "nodes have script lines")
 
+-- A part of it: what matches, what it communicates, in grey what else is beside it.
+local part = picture(plan, { pass = "order", filter = { PP = 0, MB = 0 } })
+local function drawn(text)
+  local names, grey = {}, {}
+  for label, rest in text:gmatch '\n +n%d+ %[label="([^"]*)"([^\n]*)' do
+    table.insert(rest:find "#f2f2f2" and grey or names, (label:gsub("\\n", " ")))
+  end
+  table.sort(names) table.sort(grey)
+  return table.concat(names, ", ") .. " beside " .. table.concat(grey, ", ")
+end
+tap.is(drawn(part), "0B0, 0F0, all_reduce l0.weight 0-1  dp_stream, transfer grad relu.4 1B0 2>0-1  up, "
+  .. "transfer relu.4 0F0 0-1>2  pp_stream beside 1B0, 1F0", "a filter draws a part, after a pass")
+tap.is(count(part, "\n  n%d+ %-> n%d+"), 6, "with the edges of that")
+tap.is(drawn(picture(plan, { filter = "PP=0 MB=0" })), drawn(part), "likewise in the end, by the text of a filter")
+tap.is(picture(plan, { pass = "order" }), picture(plan, "order"), "a pass alone draws everything")
+tap.like(dot, "<td bgcolor=\"#bcd9f5\">F</td>", "a legend")
+tap.ok(not dot:find "beside these" and part:find "beside these", "of what there is")
+for _, pass in ipairs { false, "order" } do
+  tap.error_matches(function() plan:dot(path, { pass = pass or nil, filter = { PP = 7 } }) end,
+    "dag_draw.lua:%d+: dot: filter { PP = 7 } matches nothing")
+end
+tap.error_matches(function() plan:dot(path, { filtre = {} }) end, 'dag_draw.lua:%d+: dot: unknown field "filtre"')
+
 local z = piper.strategy():add(piper.schedules.zbv { ranks = 2, microbatches = 2 })
 local zbv = picture(piper.compile(model_of(4), z, { batch = 4 }))
 tap.is(count(zbv, 'label="stage %d"'), 4, "a cluster for each stage where a device set has several")
@@ -106,7 +129,7 @@ local escaped = picture(weird(piper, load('return function(piper) return piper.m
 tap.like(escaped, 'tooltip="a \\"b\\" \\\\c', "quotes and backslashes are escaped")
 
 local _, _, has_dot = os.execute "command -v dot >/dev/null"
-for _, case in ipairs { { "device sets", dot }, { "stages", zbv }, { "quotes", escaped } } do
+for _, case in ipairs { { "device sets", dot }, { "stages", zbv }, { "quotes", escaped }, { "a part", part } } do
   local name, text = case[1], case[2]
   if has_dot ~= 0 then
     tap.skip("no Graphviz", name)
