@@ -45,10 +45,20 @@ for _, name in ipairs(FIELDS) do IS_FIELD[name] = true end
 -- Keys that no script can write.
 local DAG, ID = {}, {}
 
-local function core_of(node) return rawget(node, DAG).core end
+-- One that a dag has made: a script can give a table of its own the metatable of a node.
+local function is_node(v)
+  if type(v) ~= "table" or getmetatable(v) ~= Node then return false end
+  local dag = rawget(v, DAG)
+  return type(dag) == "table" and rawget(dag, "known") and rawget(dag.known, rawget(v, ID)) == v
+end
+
+local function core_of(node)
+  if not is_node(node) then check.fail "pass: this table has the metatable of a node, but no dag has made it" end
+  return rawget(node, DAG).core
+end
 
 function Node:__index(name)
-  if name == "id" then return rawget(self, ID) end
+  if name == "id" and is_node(self) then return rawget(self, ID) end
   if IS_FIELD[name] then
     local value = core_of(self):field(rawget(self, ID), name)
     if name == "devices" or name == "src_devices" then return value and show.list(value) end
@@ -74,7 +84,10 @@ function Node:__newindex(name, value)
   end
 end
 
-function Node:__tostring() return core_of(self):field(rawget(self, ID), "label") end
+function Node:__tostring()
+  if not is_node(self) then return "a table with the metatable of a node" end
+  return core_of(self):field(rawget(self, ID), "label")
+end
 
 -- ---- the dag --------------------------------------------------------------------------------------
 
@@ -114,7 +127,7 @@ end
 
 -- The id of a node of this DAG; 'what' as in check.value.
 local function id_of(dag, where, what, v)
-  if getmetatable(v) == Node then
+  if is_node(v) then
     if rawget(v, DAG) == dag then return rawget(v, ID) end
     if type(what) == "function" then what = what() end
     check.fail("%s: %s is a node of another DAG, whose pass has ended", where, what)
@@ -129,7 +142,7 @@ end
 
 -- The ids of a node or of a list of them.
 local function ids_of(dag, where, what, v)
-  if type(v) ~= "table" or getmetatable(v) == Node then return { id_of(dag, where, what, v) } end
+  if type(v) ~= "table" or is_node(v) then return { id_of(dag, where, what, v) } end
   check.value(where, what, v, "list")
   local ids = {}
   for i, node in ipairs(v) do
@@ -247,7 +260,7 @@ end
 ---@return { id: integer, chunk: integer?, params: string[], elements: integer, devices: integer[], trained: boolean, zero: integer, reduce: "step"|"microbatch" }
 function Dag:bucket(bucket)
   local id = bucket
-  if getmetatable(bucket) == Node then
+  if is_node(bucket) then
     id = self.core:field(id_of(self, "bucket", "argument 1", bucket), "bucket")
     if not id then check.fail("bucket: %s is of no bucket", tostring(bucket)) end
   end
@@ -270,7 +283,7 @@ function Dag:split_reduction(reduction, groups)
   check.value("split_reduction", "argument 2 (groups)", groups, "list")
   local lists = {}
   for i, group in ipairs(groups) do
-    if type(group) ~= "table" or getmetatable(group) == Node then
+    if type(group) ~= "table" or is_node(group) then
       check.fail("split_reduction: group %d is %s, not a list of nodes", i, check.show(group))
     end
     lists[i] = ids_of(self, "split_reduction", "group " .. i, group)

@@ -2,8 +2,9 @@
  *
  * requires  every node placed
  * ensures   group, member and order_of of each named node; every node of a group before every node
- *           of the next; an R that is not named just before its backward pass. Where k sinks of a group meet l sources of the next there are k * l edges,
- *           or k + l through a JOIN where that is fewer. The DAG is acyclic
+ *           of the next; an R that is not named just before its backward pass, but for what a pass
+ *           of the user's has put behind it. Where k sinks of a group meet l sources of the next
+ *           there are k * l edges, or k + l through a JOIN where that is fewer. The DAG is acyclic
  * breaks    nothing
  * on error  the DAG may be half rewritten: drop it
  *
@@ -19,7 +20,9 @@
  * traversal an order: each node gets the highest group that leads to it, and which of its members
  * do. The highest is enough: a path from a later group back into an earlier one is a contradiction,
  * which shows as a cycle anyway. */
+#include "ir/dag_verify.h"
 #include "ir/topo.h"
+#include "passes/dag_edit.h"
 #include "passes/pass.h"
 
 #include <stdio.h>
@@ -48,6 +51,7 @@ typedef struct Orderer {
   bool wide_member;             /* ... and so has some member */
   bool *has_before, *has_after; /* by node: a data edge from, to, its own group */
   uint32_t *again;              /* by backward node: its R, where no order names that; NULL: none */
+  bool *leads;                  /* by such an R: a temporal edge leaves it already; NULL: none */
 } Orderer;
 
 static const Directive *directive_of(const Orderer *w, const Order *o) {
@@ -494,27 +498,69 @@ static bool join_groups(Orderer *w, const Order *o, const U32Vec *sinks, const U
   return true;
 }
 
+static bool leads(const Orderer *w, uint32_t r) { return w->leads != NULL && w->leads[r]; }
+
 /* An R that no order names belongs to the group of its backward pass. */
 static bool add_again(const Orderer *w, const Group *group, U32Vec *sources) {
   for (uint32_t i = group->first; w->again != NULL && i < group->end; i++) {
     const uint32_t r = w->again[w->nodes.at[i]];
-    if (r != 0 && !vec_push(sources, r)) return false;
+    if (r != 0 && !leads(w, r) && !vec_push(sources, r)) return false;
   }
   return true;
 }
 
 /* An R whose backward pass is not ordered either runs when that pass has its gradients: any earlier,
  * and it would keep what it is there not to keep. */
-static bool wait_for_gradients(Dag *d, const uint32_t *again) {
+static bool wait_for_gradients(const Orderer *w) {
+  Dag *d = w->d;
   for (size_t i = 1, n = d->edges.n; i < n; i++) {
     const Edge e = d->edges.at[i];
     if (e.kind != EDGE_DATA || d->tensors.at[e.tensor].kind != TENSOR_GRAD) continue;
-    const uint32_t r = again[e.dst];
-    if (r != 0 && d->order_of[e.dst] == 0 &&
+    const uint32_t r = w->again[e.dst];
+    if (r != 0 && !leads(w, r) && d->order_of[e.dst] == 0 &&
         dag_add_temporal(d, (NodeId){e.src}, (NodeId){r}, d->line[r]).i == 0)
       return false;
   }
   return true;
+}
+
+/* Node r waits for 'before', unless that waits for r: then what the user's pass says holds. */
+static PiperStatus wait_if_free(DagEdit *x, uint32_t before, uint32_t r, uint32_t line,
+                                PiperErr *err) {
+  PiperErr found;
+  found.code = PIPER_OK;
+  const PiperStatus st = dag_edit_before(x, (NodeId){before}, (NodeId){r}, line, &found);
+  return st == PIPER_OK || st == PIPER_EUSER ? PIPER_OK : err_set(err, st, "%s", found.text);
+}
+
+/* The same two rules for the R that a user's pass has put before something: what it said is not
+ * contradicted, whether directly or by several of these edges together. Other edges are all there. */
+static PiperStatus order_leading(Orderer *w, PiperErr *err) {
+  Dag *d = w->d;
+  U32Vec sinks = {0};
+  DagEdit *x;
+  TRY(dag_edit_new(d, w->s, DAG_PLACED, &x, err));
+  PiperStatus st = PIPER_OK;
+  for (size_t i = 1, n = d->edges.n; st == PIPER_OK && i < n; i++) {
+    const Edge e = d->edges.at[i];
+    if (e.kind != EDGE_DATA || d->tensors.at[e.tensor].kind != TENSOR_GRAD) continue;
+    const uint32_t r = w->again[e.dst];
+    if (r != 0 && leads(w, r) && d->order_of[e.dst] == 0)
+      st = wait_if_free(x, e.src, r, d->line[r], err);
+  }
+  for (size_t i = 0; st == PIPER_OK && i < w->nodes.n; i++) {
+    const uint32_t b = w->nodes.at[i], r = w->again[b], g = d->group[b] - 1;
+    if (r == 0 || !leads(w, r) || g == 0) continue;
+    const Order *o = &w->orders.at[d->order_of[b] - 1];
+    const uint32_t line = directive_line(d, directive_of(w, o));
+    if (line == 0 || !ends_of(w, &w->groups.at[o->group_first + g - 1], w->has_after, &sinks))
+      st = err_nomem(err, "order");
+    for (size_t k = 0; st == PIPER_OK && k < sinks.n; k++)
+      st = wait_if_free(x, sinks.at[k], r, line, err);
+  }
+  vec_free(&sinks);
+  dag_edit_free(x);
+  return st;
 }
 
 static PiperStatus find_again(Orderer *w, PiperErr *err) {
@@ -527,6 +573,13 @@ static PiperStatus find_again(Orderer *w, PiperErr *err) {
     if (w->again == NULL && (w->again = calloc(d->n, sizeof *w->again)) == NULL)
       return err_nomem(err, "order");
     w->again[e->dst] = e->src;
+  }
+  for (size_t i = 1; w->again != NULL && i < d->edges.n; i++) {
+    const Edge *e = &d->edges.at[i];
+    if (e->kind != EDGE_TEMPORAL || d->pass[e->src] != PASS_R || d->order_of[e->src] != 0) continue;
+    if (w->leads == NULL && (w->leads = calloc(d->n, sizeof *w->leads)) == NULL)
+      return err_nomem(err, "order");
+    w->leads[e->src] = true;
   }
   return PIPER_OK;
 }
@@ -606,14 +659,15 @@ PiperStatus pass_order(Dag *d, const Strategy *s, const PassOptions *opt, PiperE
   if (st == PIPER_OK && w.wide_member) st = check_convex(&w, err);
   if (st == PIPER_OK) st = find_again(&w, err);
   if (st == PIPER_OK) st = add_edges(&w, err);
-  if (st == PIPER_OK && w.again != NULL && !wait_for_gradients(d, w.again))
-    st = err_nomem(err, "order");
+  if (st == PIPER_OK && w.again != NULL && !wait_for_gradients(&w)) st = err_nomem(err, "order");
   if (st == PIPER_OK && w.orders.n > 0) st = check_acyclic(&w, err);
+  if (st == PIPER_OK && w.leads != NULL) st = order_leading(&w, err);
   vec_free(&w.orders);
   vec_free(&w.groups);
   vec_free(&w.nodes);
   free(w.has_before);
   free(w.has_after);
   free(w.again);
+  free(w.leads);
   return st;
 }

@@ -476,6 +476,59 @@ calls = {}
 compile(one, split)
 tap.is(#calls, 0, "what was refused is not registered")
 
+-- ---- a table with the metatable of a node -----------------------------------------------------------
+
+with(function(dag)
+  local mt = getmetatable(dag:node(1))
+  local copy = setmetatable({}, mt)
+  for k, v in next, dag:node(1) do rawset(copy, k, v) end
+  for i, odd in ipairs { setmetatable({}, mt), copy } do
+    local name = i == 1 and "empty" or "copied"
+    for _, fn in ipairs { function() return odd.label end, function() return odd.id end, function() odd.stream = "s" end } do
+      tap.error_matches(fn, "passes_lua.lua:%d+: .*this table has the metatable of a node, but no dag has made it$", name)
+    end
+    tap.is(tostring(odd), "a table with the metatable of a node", name .. " as text")
+    tap.error_matches(function() dag:node(odd) end, "passes_lua.lua:%d+: .*node: argument 1 is .*, not a node %(or its id%)$", name)
+    tap.error_matches(function() dag:before(odd, 1) end, "passes_lua.lua:%d+: ", name .. " in a list's place")
+  end
+end, plain, two)
+
+-- ---- R where a pass wants it ------------------------------------------------------------------------
+
+-- An R that no order names runs just before its backward pass, but for what a pass has put behind it.
+local function r_where(want, name, strategy, fn)
+  local model = piper.model("again", function(m)
+    local h = m:input("x", { "batch", 4 })
+    piper.annotate("PP", function() h = nn.relu(nn.linear(h, "a", { out = 4 })) end)
+    piper.annotate("PP", function() m:loss(nn.mean(nn.relu(nn.linear(h, "b", { out = 4 })))) end)
+  end)
+  tap.is(tostring(with(fn, model, strategy:recompute { filter = { PP = 0 } }, "place", 4):actions()):gsub("%s+$", ""), want, name)
+end
+local function of(dag, pp, mb, pass) return dag:nodes { PP = pp, MB = mb, PASS = pass } end
+local function halves() return piper.strategy():split { dim_name = "MB", num_microbatches = 2 } end
+r_where("0F0 1F0 1B0 0R0 0B0", "of itself", piper.strategy(), function() end)
+r_where("0F0 0R0 1F0 1B0 0B0", "before what its gradient comes from", piper.strategy(), function(dag)
+  dag:before(of(dag, 0, nil, "R"), of(dag, 1, nil, "B"))
+end)
+r_where("0F0 1F0 1B0 0R0 0B0", "before what it does not wait for", piper.strategy(), function(dag)
+  dag:before(of(dag, 0, nil, "R"), of(dag, 0, nil, "B"))
+end)
+r_where("0F0 0F1 0R1 1F0 1B0 0R0 0B0 1F1 1B1 0B1", "two, each before the gradient of the other", halves(), function(dag)
+  dag:before(of(dag, 0, 0, "R"), of(dag, 1, 1, "B"))
+  dag:before(of(dag, 0, 1, "R"), of(dag, 1, 0, "B"))
+end)
+local function in_order()
+  local filters = {}
+  for _, f in ipairs { { 0, 0, "F" }, { 0, 1, "F" }, { 1, 0, "F" }, { 1, 0, "B" }, { 0, 0, "B" }, { 1, 1, "F" }, { 1, 1, "B" }, { 0, 1, "B" } } do
+    filters[#filters + 1] = { PP = f[1], MB = f[2], PASS = f[3] }
+  end
+  return halves():order { filters = filters }
+end
+r_where("0F0 0F1 1F0 1B0 0R0 0B0 1F1 1B1 0R1 0B1", "in an order that does not name it", in_order(), function() end)
+r_where("0F0 0F1 1F0 1B0 0R0 0B0 1F1 0R1 1B1 0B1", "in such an order, before what stands before it", in_order(), function(dag)
+  dag:before(of(dag, 0, 1, "R"), of(dag, 1, 1, "B"))
+end)
+
 -- ---- equal to one device ----------------------------------------------------------------------------
 
 -- Random orders of reductions and exchanges, splits, streams: here in one pass of each kind, for run:evaluate too.
