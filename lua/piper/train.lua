@@ -82,19 +82,27 @@ function M.train(plan, spec)
   M.check_data("train", spec.data)
   local lr = rate_of(spec.lr, plan)
   plan:verify()
-  local self = { plan = plan, lr = lr, step = 0, tokens = tokens_per_step(plan), seed = spec.seed or 0 }
+  local self = { plan = plan, lr = lr, step = 0, tokens = tokens_per_step(plan), seed = spec.seed or 0, asking = false }
   self.core = core.run.open(plan.core, spec.data, self.seed, nil, true)
   return setmetatable(self, Run)
+end
+
+-- The learning rate of a step, from a function that may be the user's: it does not run that step itself.
+local function ask_rate(self, step)
+  if self.asking then check.fail("train: the learning rate function of step %d starts a step of its own run", step) end
+  self.asking = true
+  local _ <close> = setmetatable({}, { __close = function() self.asking = false end })
+  local lr = self.lr(step)
+  return lr
 end
 
 -- The next step.
 local function advance(self)
   local step = self.step + 1
-  local lr = self.lr(step)
+  local lr = ask_rate(self, step)
   if type(lr) ~= "number" or not (lr >= 0 and lr < math.huge) then
     check.fail("train: the learning rate of step %d is %s, not a number of at least 0", step, check.show(lr))
   end
-  if self.step >= step then check.fail("train: the learning rate of step %d has run that step: it gives a number only", step) end
   local start = core.system.seconds()
   local losses, norm, dropped = self.core:step(step, lr)
   local seconds = core.system.seconds() - start

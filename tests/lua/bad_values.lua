@@ -123,23 +123,16 @@ end
 
 -- Steps.
 do
+  local inside = true -- the rate of a step asks for that step, which asks for its rate
   local run
-  run = piper.train(compiled(), { data = data, lr = function(step)
-    if step == 1 then for _ in run:steps(1) do end end
-    return 0.1
-  end })
-  -- The rate of step 1 asks for step 1, which asks for its rate: Lua ends that.
-  tap.ok(not pcall(function() for _ in run:steps(1) do end end), "a rate that runs its own step without end")
-  run:close()
-  local inside = false
   run = piper.train(compiled(), { data = data, lr = function()
-    if not inside then
-      inside = true
-      for _ in run:steps(1) do end
-    end
+    if inside then for _ in run:steps(1) do end end
     return 0.1
   end })
-  fails("train: the learning rate of step 1 has run that step", function() for _ in run:steps(1) do end end)
+  for _ = 1, 2 do
+    fails("train: the learning rate function of step 1 starts a step of its own run$", function() for _ in run:steps(1) do end end)
+  end
+  inside = false
   local n = 0
   for _ in run:steps(math.maxinteger) do
     n = n + 1
