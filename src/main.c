@@ -4,6 +4,8 @@
  * codes are those of lua(1), so that what one knows about it holds here. */
 #include "config.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <lauxlib.h>
 #include <lua.h>
 #include <lualib.h>
@@ -25,11 +27,51 @@ typedef struct Options {
 
 static const char program[] = "piper";
 
+/* ---- output ---- */
+
+static int output_error; /* why something did not get out; 0: not known, or nothing was lost */
+
+static void flush_output(void) {
+  if (fflush(stdout) != 0 && output_error == 0) output_error = errno;
+}
+
+/* At the end, however it is reached: what was printed is not lost in silence. */
+static void end_output(void) {
+  flush_output();
+  if (!ferror(stdout) && output_error == 0) return;
+  fprintf(stderr, "%s: cannot write the output%s%s\n", program, output_error != 0 ? ": " : "",
+          output_error != 0 ? strerror(output_error) : "");
+  _exit(EXIT_FAILURE);
+}
+
+/* As lua(1) has it, which flushes line by line, too, but then forgets why that failed. */
+static int print(lua_State *L) {
+  const int n = lua_gettop(L);
+  for (int i = 1; i <= n; i++) {
+    size_t len;
+    const char *s = luaL_tolstring(L, i, &len);
+    if (i > 1) putc('\t', stdout);
+    if (fwrite(s, 1, len, stdout) < len && output_error == 0) output_error = errno;
+    lua_pop(L, 1);
+  }
+  putc('\n', stdout);
+  flush_output();
+  return 0;
+}
+
+/* A standard stream that is closed would become the first file that is opened, and get what is
+ * printed. Opened the wrong way round it stays an error to use it. */
+static void occupy_closed(void) {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+    if (fcntl(fd, F_GETFD) == -1 && errno == EBADF &&
+        open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) < 0)
+      return;
+}
+
 /* ---- options ---- */
 
 static void print_version(void) {
   fputs("Piper " PACKAGE_VERSION " (" LUA_RELEASE ")\n", stdout);
-  fflush(stdout);
 }
 
 static void print_features(void) {
@@ -63,7 +105,6 @@ static const char *const usage =
 
 static void print_usage(FILE *out) {
   fprintf(out, "usage: %s [options] [script [args]]\n%s", program, usage);
-  fflush(out);
 }
 
 /* What the options say, without acting on them yet. */
@@ -255,6 +296,8 @@ static int run(lua_State *L) {
     lua_setfield(L, LUA_REGISTRYINDEX, "LUA_NOENV");
   }
   luaL_openlibs(L);
+  lua_pushcfunction(L, print);
+  lua_setglobal(L, "print");
   script_open(L);
   bind_open(L, o->ignore_environment ? NULL : getenv("PIPER_LUA"));
   set_arg(L, r->argc, r->argv, o->script);
@@ -276,6 +319,8 @@ static int run(lua_State *L) {
 }
 
 int main(int argc, char **argv) {
+  occupy_closed();
+  if (atexit(end_output) != 0) return EXIT_FAILURE;
   const Options o = read_options(argc, argv);
   if (o.first_bad != 0) {
     complain(argv[o.first_bad]);

@@ -139,6 +139,37 @@ run "os.exit(false)" 1 -e 'os.exit(false)'
 run "piper is no global in scripts" 0 -e 'print(piper, nn)'
 is "$out" "nil	nil" "scripts require it"
 
+# What cannot be written is not lost in silence.
+# lost NAME ARGS...: with a full device for output
+lost() {
+  name=$1
+  shift
+  "$PIPER" "$@" 2>err >/dev/full </dev/null
+  is "$? $(cat err)" "1 piper: cannot write the output: No space left on device" "$name: is said"
+}
+if [ -c /dev/full ]; then
+  lost "print" -e 'print(1)'
+  lost "io.write" -e 'io.write(1)'
+  lost "print of much" -e 'print(("x"):rep(100000))'
+  echo 'print(1)' >print.lua
+  lost "a script" print.lua
+  lost "os.exit" -e 'print(1) os.exit(0)'
+  for option in --help --version -v; do lost "$option" "$option"; done
+  "$PIPER" -e 'io.write(("x"):rep(100000))' 2>err >/dev/full
+  is "$?" 1 "io.write of much: exit 1"
+  like "$(cat err)" "^piper: cannot write the output" "is said"
+  "$PIPER" -e 'x = 1' >/dev/full
+  is "$?" 0 "nothing to write is no error"
+fi
+"$PIPER" -e 'local f = io.open("file", "w") print(1) f:write "a" f:close()' 2>err >&-
+is "$? $(cat err) $(cat file)" "1 piper: cannot write the output: Bad file descriptor a" "closed, and no file gets the output"
+"$PIPER" -e 'x = 1' >&-
+is "$?" 0 "closed, and nothing to write"
+run "print" 0 -e 'print(nil, 1.5, true, setmetatable({}, { __tostring = function() return "T" end })) print() print "a\0b"'
+is "$(tr '\0' 0 <out)" "nil	1.5	true	T
+
+a0b" "as lua(1) has it"
+
 # state is closed: finalizers run
 run "finalizers" 0 -e 'setmetatable({}, { __gc = function() print "closed" end })'
 is "$out" closed "run at the end"
