@@ -29,6 +29,17 @@ local function sorted_keys(t)
   return keys
 end
 
+-- Cut where it is long; without control characters and bytes that are not UTF-8.
+local function printable(s)
+  local text = s:sub(1, 64):gsub("%c", "?")
+  local n, bad = utf8.len(text)
+  while not n do
+    text = text:sub(1, bad - 1) .. "?" .. text:sub(bad + 1)
+    n, bad = utf8.len(text, bad + 1)
+  end
+  return #s > 60 and text:sub(1, utf8.offset(text, 0, 58) - 1) .. "..." or text
+end
+
 local SHOWN = 8 -- elements of a table
 
 ---A value as a message shows it: "x", { PP = 0, MB = { 0, 1 } }; keys sorted, long ones cut.
@@ -37,8 +48,7 @@ function M.show(v, depth)
   depth = depth or 3
   local kind = type(v)
   if kind == "string" then
-    if #v > 60 then v = v:sub(1, 57) .. "..." end
-    return '"' .. v:gsub("[%c]", "?") .. '"'
+    return '"' .. printable(v) .. '"'
   elseif v ~= v then
     return "nan" -- whatever its sign
   elseif kind ~= "table" then

@@ -6,6 +6,7 @@
 #define PIPER_BASE_ERR_H
 
 #include <stdarg.h>
+#include <stddef.h>
 
 typedef enum PiperStatus {
   PIPER_OK = 0,
@@ -36,6 +37,13 @@ PiperStatus err_vset(PiperErr *err, PiperStatus code, const char *fmt, va_list a
 
 /* Record "out of memory" for 'what'; returns PIPER_ENOMEM. */
 PiperStatus err_nomem(PiperErr *err, const char *what);
+
+/* 'len' bytes from outside as a message shows them: quoted, cut where they are many, with ? for
+ * control characters and what is not UTF-8. */
+typedef struct ErrQuoted {
+  char text[64];
+} ErrQuoted;
+ErrQuoted err_quoted(const char *s, size_t len);
 
 /* For functions that hold nothing at this point. */
 #define TRY(call)                                                                                  \

@@ -125,21 +125,13 @@ int bind_fail(lua_State *L, const char *fmt, ...) {
 
 /* ---- values in messages ---- */
 
-#define SHOWN 60 /* bytes of a string */
-
-static const char *show_string(lua_State *L, int idx) {
-  char text[SHOWN + 1];
-  size_t len, n = 0;
-  const char *s = lua_tolstring(L, idx, &len);
-  const size_t take = len > SHOWN ? SHOWN - 3 : len;
-  for (; n < take; n++) text[n] = iscntrl((unsigned char)s[n]) ? '?' : s[n];
-  text[n] = '\0';
-  return lua_pushfstring(L, len > SHOWN ? "\"%s...\"" : "\"%s\"", text);
-}
-
 const char *bind_show(lua_State *L, int idx) {
   switch (lua_type(L, idx)) {
-  case LUA_TSTRING: return show_string(L, idx);
+  case LUA_TSTRING: {
+    size_t len;
+    const char *s = lua_tolstring(L, idx, &len);
+    return lua_pushstring(L, err_quoted(s, len).text);
+  }
   case LUA_TNIL:
   case LUA_TNUMBER:
   case LUA_TBOOLEAN: return luaL_tolstring(L, idx, NULL);

@@ -52,8 +52,8 @@ PiperStatus cpu_isa_select(const KernelTable **out, PiperErr *err) {
       }
     } else if (strcmp(wanted, table->isa) == 0) {
       if (!TABLES[i].runs())
-        return err_set(err, PIPER_EUSER, "train: PIPER_ISA is \"%s\": this processor lacks its instructions",
-                       wanted);
+        return err_set(err, PIPER_EUSER, "train: PIPER_ISA is %s: this processor lacks its instructions",
+                       err_quoted(wanted, strlen(wanted)).text);
       *out = table;
       return PIPER_OK;
     }
@@ -61,7 +61,7 @@ PiperStatus cpu_isa_select(const KernelTable **out, PiperErr *err) {
     snprintf(names + used, sizeof names - used, "%s%s", i > 0 ? ", " : "", table->isa);
   }
   if (wanted != NULL)
-    return err_set(err, PIPER_EUSER, "train: PIPER_ISA is \"%s\": there are kernels for %s", wanted,
-                   names);
+    return err_set(err, PIPER_EUSER, "train: PIPER_ISA is %s: there are kernels for %s",
+                   err_quoted(wanted, strlen(wanted)).text, names);
   return err_set(err, PIPER_EUSER, "this processor is too old: kernels need AVX2 and FMA (x86-64-v3)");
 }

@@ -65,14 +65,17 @@ static PiperStatus too_long(const char *path, int64_t limit, PiperErr *err) {
 
 static PiperStatus append_file(DataSource *d, const char *path, int64_t limit, PiperErr *err) {
   struct stat info;
+  /* Before it is opened: a device need not end, and some act on being opened. A pipe ends with
+   * its writers. */
+  if (stat(path, &info) == 0 && !S_ISREG(info.st_mode) && !S_ISFIFO(info.st_mode))
+    return err_set(err, PIPER_EUSER, "data.text: \"%s\" is %s, not a file", path,
+                   S_ISDIR(info.st_mode)    ? "a directory"
+                   : S_ISSOCK(info.st_mode) ? "a socket"
+                                            : "a device");
   FILE *f = fopen(path, "rb");
   if (f == NULL)
     return err_set(err, PIPER_EUSER, "data.text: cannot read \"%s\": %s", path, strerror(errno));
   PiperStatus st = PIPER_OK;
-  if (fstat(fileno(f), &info) == 0 && S_ISDIR(info.st_mode)) {
-    st = err_set(err, PIPER_EUSER, "data.text: \"%s\" is a directory, not a file", path);
-    goto done;
-  }
   for (size_t cap = d->text_bytes;;) {
     if (interrupt_pending()) {
       st = err_set(err, PIPER_ESTOP, "interrupted");
@@ -101,7 +104,6 @@ static PiperStatus append_file(DataSource *d, const char *path, int64_t limit, P
       break;
     }
   }
-done:
   fclose(f);
   return st;
 }

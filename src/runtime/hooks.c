@@ -88,24 +88,27 @@ PiperStatus hooks_read(Hooks *h, PiperErr *err) {
     const char *s = v;
     if (!read_seconds(&s, &h->watchdog_seconds) || *s != '\0') {
       return err_set(err, PIPER_EUSER,
-                     "train: PIPER_WATCHDOG is \"%s\": it takes seconds, for example 60, or 0 for no watchdog", v);
+                     "train: PIPER_WATCHDOG is %s: it takes seconds, for example 60, or 0 for no watchdog",
+                     err_quoted(v, strlen(v)).text);
     }
   }
   v = getenv("PIPER_JITTER");
   if (v != NULL && !read_jitter(v, h)) {
     return err_set(err, PIPER_EUSER,
-                   "train: PIPER_JITTER is \"%s\": it takes <seed>[:<max us>], for example 1:200", v);
+                   "train: PIPER_JITTER is %s: it takes <seed>[:<max us>], for example 1:200",
+                   err_quoted(v, strlen(v)).text);
   }
   v = getenv("PIPER_FAULT");
   if (v != NULL && !read_fault(v, h)) {
     return err_set(err, PIPER_EUSER,
-                   "train: PIPER_FAULT is \"%s\": it takes <pass>:<step>:<rank>[:sleep:<seconds>], for example "
+                   "train: PIPER_FAULT is %s: it takes <pass>:<step>:<rank>[:sleep:<seconds>], for example "
                    "B:3:1; a pass is F, B, BI or BW, or the kind of another node (update, transfer, "
-                   "all_reduce, count, norm)", v);
+                   "all_reduce, count, norm)", err_quoted(v, strlen(v)).text);
   }
   v = getenv("PIPER_POISON");
   if (v != NULL && strcmp(v, "0") != 0 && strcmp(v, "1") != 0) {
-    return err_set(err, PIPER_EUSER, "train: PIPER_POISON is \"%s\": it takes 0 or 1", v);
+    return err_set(err, PIPER_EUSER, "train: PIPER_POISON is %s: it takes 0 or 1",
+                   err_quoted(v, strlen(v)).text);
   }
   h->poison = v != NULL && v[0] == '1';
   return PIPER_OK;

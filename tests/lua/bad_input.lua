@@ -126,6 +126,8 @@ local function text_fails(pattern, ...)
 end
 text_fails('cannot read "/nowhere/book.txt": No such file', "/nowhere/book.txt", { context = 8 })
 text_fails('"/" is a directory', "/", { context = 8 })
+text_fails('"/dev/full" is a device, not a file$', "/dev/full", { context = 8 }) -- which has no end
+text_fails('"/dev/null" is a device, not a file$', { "/etc/hostname", "/dev/null" }, { context = 8 })
 text_fails("the list of files is empty", {}, { context = 8 })
 text_fails('field "context" is 0', "/etc/hostname", { context = 0 })
 local empty, short = file_of "", file_of "12345678"

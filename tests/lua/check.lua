@@ -39,9 +39,24 @@ tap.is(check.choice("f", 'field "reduce"', "step", { "step", "microbatch" }), "s
 tap.error_matches(function() check.choice("f", 'field "reduce"', "stpe", { "step", "microbatch" }) end,
   'f: field "reduce" is "stpe", not one of "step", "microbatch" %(did you mean "step"%?%)$')
 
+local piper = require "piper"
+local small = piper.model("m", function(m) m:loss(piper.nn.sum_squares(piper.nn.linear(m:input("x", { "batch", 2 }), "w", { out = 2 }))) end)
+local run = piper.train(piper.compile(small, piper.strategy(), { batch = 1 }), { data = piper.data.table { x = { { 1, 2 } } } })
 tap.is(check.show { PP = 0, MB = { 0, 1 } }, "{ MB = { 0, 1 }, PP = 0 }", "tables show sorted")
 tap.is(check.show { [0] = 1, [true] = 2, ["a b"] = 3 }, '{ [true] = 2, [0] = 1, ["a b"] = 3 }', "keys that are no names")
 tap.is(check.show(("x"):rep(100)), '"' .. ("x"):rep(57) .. '..."', "long strings are cut")
+-- The core shows strings in the same way.
+for _, case in ipairs {
+  { "a\n\0b\127", "a??b?", "control characters" }, { "r\u{e9}sum\u{e9} \u{1F600}", "r\u{e9}sum\u{e9} \u{1F600}", "UTF-8" },
+  { "a\xff\xc3(\xed\xa0\x80\xc0\x80", "a??(?????", "what is not UTF-8" },
+  { ("x"):rep(56) .. "\u{e9}" .. ("x"):rep(50), ("x"):rep(56) .. "...", "no character is cut in two" },
+  { ("x"):rep(58) .. "\u{e9}", ("x"):rep(58) .. "\u{e9}", "60 bytes are not long" },
+  { ("\xff"):rep(5000), ("?"):rep(57) .. "...", "long and not UTF-8" },
+} do
+  tap.is(check.show(case[1]), '"' .. case[2] .. '"', case[3])
+  local _, message = pcall(run.params, run, case[1])
+  tap.like(message, "has no parameter " .. ('"' .. case[2] .. '"'):gsub("%p", "%%%0"), case[3] .. ", in the core")
+end
 tap.is(check.show { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 }, "{ 1, 2, 3, 4, 5, 6, 7, 8, ... }", "long tables are cut")
 local loop = {}
 loop.loop = loop

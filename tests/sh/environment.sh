@@ -40,6 +40,12 @@ refused PIPER_ISA=v5 "train.lua:14: train: PIPER_ISA is \"v5\": there are kernel
 refused PIPER_STREAMS=2 "train.lua:13: compile: PIPER_STREAMS is \"2\": it is 1 or not set"
 refused PIPER_VERIFY=x "train.lua:13: compile: PIPER_VERIFY is \"x\": it is 0, 1 or not set"
 refused PIPER_VERIFY=2 "train.lua:13: compile: PIPER_VERIFY is \"2\": it is 0, 1 or not set"
+# A value is shown in short, without bytes that are no text.
+long=$(printf '%05000d' 0 | tr 0 y)
+for name in PIPER_FAULT PIPER_JITTER PIPER_WATCHDOG PIPER_POISON PIPER_ISA PIPER_STREAMS PIPER_VERIFY; do
+  env "$name=$(printf 'a\377\t\303\251')$long" "$PIPER" train.lua >out 2>err </dev/null
+  like "$(cat err)" "$name is \"a\?\?é$(printf %.52s "$long")\.\.\.\": " "$name, long"
+done
 
 # A fault of the plan's own is none of those that a run makes beside it: one device, forward passes only.
 PIPER_FAULT=B:2:1 "$PIPER" train.lua >out 2>err </dev/null
