@@ -76,7 +76,9 @@ static void measure(const char *name, TestStrategy *t, bool scheduled, bool sing
        best[3] * 1e3);
   diag("%s: arenas %llu bytes, %llu without workspace, %llu waits added", name,
        (unsigned long long)arena, (unsigned long long)live, (unsigned long long)added);
-  ok(best[0] + best[1] + best[2] + best[3] < 2, "%s: less than 2 s, also on a busy machine", name);
+  const char *sanitized = getenv("SANITIZED");
+  const double limit = sanitized != NULL && *sanitized != 0 ? 30 : 2; /* seconds */
+  ok(best[0] + best[1] + best[2] + best[3] < limit, "%s: in time, also on a busy machine", name);
   strategy_clear(t);
   graph_free(g);
 }
