@@ -3,7 +3,6 @@
  *   make bench/overlap && bench/overlap [MILLISECONDS OF A CHUNK] [MICROBATCHES] */
 #include "lib/pairs.h"
 #include "lib/slow_ranks.h"
-#include "plan/plan_overlap.h"
 
 static double exchange; /* of a chunk's time */
 
@@ -16,23 +15,12 @@ typedef struct Measured {
   double step, predicted, hidden, planned; /* seconds; of the exchanges */
 } Measured;
 
-static double planned_share(const Plan *p) {
-  PiperErr err = {0};
-  Overlap o = {0};
-  double share = 0;
-  if (plan_overlap(p, &o, &err) != PIPER_OK) bail(err.text);
-  for (size_t k = 0; k < o.rows.n; k++)
-    if (o.rows.at[k].kind == INSTR_ALL_TO_ALL) share = o.rows.at[k].hidden / o.rows.at[k].seconds;
-  plan_overlap_free(&o);
-  return share;
-}
-
 /* The fastest of five steps. */
 static Measured measure(const Graph *g, int n_mb, double unit, bool overlapped) {
   TestStrategy t = {0};
   pairs_strategy(&t, "0,1", 2, n_mb, overlapped);
   Plan *p = plans_must(g, &t, (PlanSpec){.batch = 4 * n_mb, .scheduled = true, .seconds = seconds_of});
-  Measured m = {.step = INFINITY, .predicted = p->predicted_seconds * unit, .planned = planned_share(p)};
+  Measured m = {.step = INFINITY, .predicted = p->predicted_seconds * unit, .planned = slow_planned(p)};
   SlowRanks s;
   slow_open(&s, p);
   s.unit = unit;

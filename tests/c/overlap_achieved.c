@@ -2,7 +2,6 @@
  * takes hardly longer than the chunks alone. And timing never decides the order of collectives. */
 #include "lib/pairs.h"
 #include "lib/slow_ranks.h"
-#include "plan/plan_overlap.h"
 
 enum { MICROBATCHES = 4 };
 
@@ -18,17 +17,6 @@ static Plan *pairs(const Graph *g, bool overlapped, int n_mb) {
   return p;
 }
 
-static double planned(const Plan *p) {
-  PiperErr err = {0};
-  Overlap o = {0};
-  double share = 0;
-  if (plan_overlap(p, &o, &err) != PIPER_OK) bail(err.text);
-  for (size_t k = 0; k < o.rows.n; k++)
-    if (o.rows.at[k].kind == INSTR_ALL_TO_ALL) share = o.rows.at[k].hidden / o.rows.at[k].seconds;
-  plan_overlap_free(&o);
-  return share;
-}
-
 /* Steps of both, in turn, until what was planned is reached: a machine with other work to do wakes sleepers
  * late, so a single step says little. */
 static void achieved(const Graph *g) {
@@ -39,7 +27,7 @@ static void achieved(const Graph *g) {
   SlowRanks s[2];
   for (int k = 0; k < 2; k++) {
     p[k] = pairs(g, k == 1, MICROBATCHES);
-    plan[k] = planned(p[k]);
+    plan[k] = slow_planned(p[k]);
     slow_open(&s[k], p[k]);
     s[k].unit = 4e-3;
   }

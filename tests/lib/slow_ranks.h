@@ -4,7 +4,7 @@
 #ifndef PIPER_TESTS_SLOW_RANKS_H
 #define PIPER_TESTS_SLOW_RANKS_H
 
-#include "plan/plan.h"
+#include "plan/plan_overlap.h"
 #include "runtime/exec.h"
 
 #include <math.h>
@@ -159,6 +159,18 @@ static inline void slow_close(SlowRanks *s) {
   }
   COMM_LOCAL.hub_close(s->comm_hub);
   DEVICE_CPU.hub_close(s->hub);
+}
+
+/* The share of its exchanges that the plan hides. */
+static inline double slow_planned(const Plan *p) {
+  PiperErr err = {0};
+  Overlap o = {0};
+  double share = 0;
+  if (plan_overlap(p, &o, &err) != PIPER_OK) bail(err.text);
+  for (size_t k = 0; k < o.rows.n; k++)
+    if (o.rows.at[k].kind == INSTR_ALL_TO_ALL) share = o.rows.at[k].hidden / o.rows.at[k].seconds;
+  plan_overlap_free(&o);
+  return share;
 }
 
 #endif
